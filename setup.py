@@ -91,6 +91,9 @@ KSERVE = [
     "starlette>=0.40",
     "uvicorn>=0.30",
 ]
+# A web server without Java, for one machine. uvicorn changes what it does in minor releases, so its range is the tested
+# one.
+SERVE = ["prometheus-client>=0.20,<1", "starlette>=1.0,<2", "uvicorn>=0.40,<0.55"]
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]
@@ -104,6 +107,7 @@ DEV = [
     *DIFFUSION,
     *SOUND,
     *OTEL,
+    *SERVE,
     # Asks reranker as its users do.
     "cohere>=5,<8",
     # Finds what is declared and unused, or used and undeclared.
@@ -153,6 +157,7 @@ setup(
         "tune": TUNE,
         "ray": RAY,
         "kserve": KSERVE,
+        "serve": SERVE,
         "remote-cache": REMOTE,
         "doctor": DOCTOR,
         "otel": OTEL,

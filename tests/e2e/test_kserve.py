@@ -20,6 +20,7 @@ from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_process import handler_path
 
 from hub_models import text_model
+from torchserve_openvino.cli.reports.readiness import Server, not_ready
 from torchserve_openvino.packaging.archive import run_archiver
 
 kserve = pytest.importorskip("kserve", reason="needs the extra kserve")
@@ -62,7 +63,7 @@ class Predictor:
 def predicting(archive: Path, folder: Path) -> Iterator[Predictor]:
     """A predictor of an archive."""
     http, grpc = free_port(), free_port()
-    command = [sys.executable, "-m", "torchserve_openvino.adapters.kserve", "--model", str(archive)]
+    command = [sys.executable, "-m", "torchserve_openvino.hosts.kserve", "--model", str(archive)]
     command += ["--http_port", str(http), "--grpc_port", str(grpc)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -118,6 +119,12 @@ def test_version_2_by_kserve_s_own_client(predictor: Predictor, over_grpc: bool)
     with pytest.raises(Exception, match=r"it takes x \[batch, 4\]") as refused:
         asyncio.run(predictor.infer(over_grpc, [[1.0]]))
     assert ("INVALID_ARGUMENT" if over_grpc else "400") in str(refused.value)
+
+
+def test_ready(predictor: Predictor) -> None:
+    where = Server(predictor.url, "http://127.0.0.1:9")
+    assert not_ready(where, "net", 10) == "" == not_ready(where, None, 10)
+    assert "404" in not_ready(where, "other", 10)
 
 
 def test_report_and_metrics(predictor: Predictor) -> None:

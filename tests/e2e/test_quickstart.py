@@ -79,6 +79,29 @@ def test_it_recognises_the_cat_and_stops_its_server(work):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_without_java_it_recognises_the_cat_too(work):
+    pytest.importorskip("uvicorn", reason="needs the extra serve")
+    # What follows the installation, which must not change this environment.
+    sockets = [listener() for _ in range(3)]
+    ports = ports_of(*sockets)
+    for each in sockets:
+        each.close()
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "lib" / "quickstart.py",
+        "--work",
+        work,
+        "--ports",
+        ports,
+        "--no-java",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"The photo is: Egyptian cat, with probability 0\.3[56]", done.stdout), done.stdout
+    assert "`serve` with the model compiled" in done.stdout and "Fallbacks: none" in done.stdout
+
+
 def test_keep_leaves_it_running_until_stop(work):
     done = quickstart(work, "--keep", QUICKSTART_PORTS="auto")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,7 +27,7 @@ from torchserve_openvino.packaging.archive import run_archiver
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 serve = pytest.importorskip("ray.serve")
-adapter = pytest.importorskip("torchserve_openvino.adapters.ray")
+adapter = pytest.importorskip("torchserve_openvino.hosts.ray")
 
 pytestmark = pytest.mark.slow
 

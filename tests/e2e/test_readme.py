@@ -64,8 +64,9 @@ def test_every_shell_command_is_covered_here() -> None:
         "torchserve --st",
         "torchserve-openvino ready",
         "torchserve-openvino report",
+        "torchserve-openvino serve",  # test_serve.py
         "torchserve-openvino ray",  # test_ray_serve.py
-        "python -m torchserve_openvino.adapters.kserve",  # test_kserve.py
+        "python -m torchserve_openvino.hosts.kserve",  # test_kserve.py
         "torchserve-openvino tune",  # test_tune.py
         "torchserve-openvino bench",
         "torchserve-openvino tasks",  # tests/unit/cli/test_cli_tasks.py
@@ -172,6 +173,7 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
     script = script.replace("8080", inference).replace("cd net\n", f"cd net\n{own_ports}\n")
     for name in ("ready", "report", "why"):
         script = script.replace(f"{name} net\n", f"{name} net --management http://127.0.0.1:{management}\n")
+    script = script.replace("ready net ", f"ready net --url http://127.0.0.1:{inference} ")
     # The pid file and the workers' sockets lie in TMPDIR and TEMP; a socket's path must be short.
     with tempfile.TemporaryDirectory() as short:
         env = {"TMPDIR": short, "TEMP": short}
@@ -179,7 +181,7 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
             output = run(f"set -e\n{script}", tmp_path, **env)
         finally:
             run("torchserve --stop --foreground || true", tmp_path, **env)
-    for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net is served by 1"):
+    for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net: ready"):
         assert words in output
     assert "Egyptian cat" in output and "100.0% (162 of 162" in output and "net is served; " in output
 
@@ -207,12 +209,14 @@ def test_the_second_day(server, tmp_path: Path) -> None:
                 changed += " --fail-with-body -s" + " -H 'content-type: application/json'" * ("-T" in line)
             if line.startswith(("torchserve-openvino ready", "torchserve-openvino report")):
                 changed += f" --management {server.management_url}"
+            if line.startswith("torchserve-openvino ready"):
+                changed += f" --url {server.inference_url}"
             output += run(changed, tmp_path)
         return output
 
     try:
         output = sh("A new version beside the old")
-        assert "net/2.0 is served by 1 worker(s)" in output and "Compile report of net/2.0" in output
+        assert "net/2.0: ready" in output and "Compile report of net/2.0" in output
         versions = server.http.get(f"{server.management_url}/models/net/all").json()
         assert [(each["modelVersion"], each["maxWorkers"]) for each in versions] == [("2.0", 1)]
         sh("More workers")

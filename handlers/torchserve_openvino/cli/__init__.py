@@ -17,6 +17,7 @@ from torchserve_openvino.cli.package import package
 from torchserve_openvino.cli.ray import ray
 from torchserve_openvino.cli.report import report
 from torchserve_openvino.cli.selftest import selftest
+from torchserve_openvino.cli.serve import serve
 from torchserve_openvino.cli.tasks import tasks
 from torchserve_openvino.cli.why import ready, why
 from torchserve_openvino.report.quiet import quiet_libraries
@@ -41,6 +42,7 @@ app.command("package")(package)
 app.command("ready")(ready)
 app.command("report")(report)
 app.command("selftest")(selftest)
+app.command("serve")(serve)
 app.command("tasks")(tasks)
 app.command("tune")(tune)
 app.command("why")(why)

@@ -15,9 +15,9 @@ from torchserve_openvino.cli.console import fail, steps
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
 if TYPE_CHECKING:
-    from torchserve_openvino.adapters.ray import AppArgs
+    from torchserve_openvino.hosts.ray import AppArgs
 
-BUILDER = "torchserve_openvino.adapters.ray:app"
+BUILDER = "torchserve_openvino.hosts.ray:app"
 # Ray's switch for HAProxy in the place of its own proxy, and the one for less work beside each request.
 HAPROXY, OPTIMIZED = "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"
 # Seconds between two looks of Ray's controller at all replicas. With Ray's 0.1 it takes 3 % of a core from the models.
@@ -42,8 +42,8 @@ def _args(archives: list[Path], replicas: int, max_replicas: int | None, cpus: f
     if importlib.util.find_spec("ray") is None:
         fail("Ray is not installed: pip install 'torchserve-openvino[ray]'")
     # Imported here: the other commands do not need Ray.
-    from torchserve_openvino.adapters.core import about
-    from torchserve_openvino.adapters.ray import AppArgs
+    from torchserve_openvino.hosts.core import about
+    from torchserve_openvino.hosts.ray import AppArgs
 
     for archive in archives:
         about(archive)
@@ -102,7 +102,7 @@ def deploy(
     import ray as cluster
     from ray import serve
 
-    from torchserve_openvino.adapters.ray import app
+    from torchserve_openvino.hosts.ray import app
 
     with steps(lambda text: typer.echo(text, err=True)) as step:
         step("connecting to Ray")

@@ -85,39 +85,52 @@ def why(
 
 
 def ready(
-    model: Name,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A model's name, or NAME/VERSION; all models without it.", show_default=False
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Address for inference: of TorchServe, serve, Ray Serve or KServe.")] = (
+        "http://127.0.0.1:8080"
+    ),
     logs: Logs = None,
     management: Management = DEFAULT_MANAGEMENT,
     token: Token = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the workers.", min=0.1)] = 600.0,
+    inference_token: Annotated[
+        str | None,
+        typer.Option(envvar="TORCHSERVE_INFERENCE_TOKEN", help="Inference key, if TorchServe requires one."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until the model is ready.", min=0.1)] = 600.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, for probes.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for each answer.", min=0.1)] = 10.0,
 ) -> None:
-    """Wait until a model is served, and show what its workers do until then.
+    """Wait until a model is ready, and show what its workers do until then.
 
-    Exit code 0 if all its workers are READY; 1 as soon as one of them refuses
-    the model, or after the timeout. The server may still be starting: it has a
-    minute to answer, and to know the model.
+    Exit code 0 only if a worker answers the model's own warm-up sample
+    rightly, and its fallback policy holds. Otherwise 1, with one line of cause:
+    as soon as a worker refuses the model, or after the timeout. The server may
+    still be starting: it has a minute to answer, and to know the model.
 
     Examples:
 
         torchserve-openvino ready net
 
-        torchserve-openvino ready net/2.0 --timeout 120
+        torchserve-openvino ready --once --url http://127.0.0.1:9000
     """
-    from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
-    from torchserve_openvino.cli.reports.worker_log import NOW, read_logs
+    from torchserve_openvino.cli.reports.readiness import Server, not_ready
+    from torchserve_openvino.cli.reports.worker_log import NOW, LogState, read_logs
 
+    server = Server(url.rstrip("/"), management.rstrip("/"), token, inference_token)
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
-    shown, problem, known = "", "", start
+    shown, known = "", start
     with steps(typer.echo) as show:
-        while True:
-            try:
-                workers = workers_of(model, management=management, token=token, timeout=min(timeout, 10.0))
-                problem, known = "", time.monotonic()
-            except ReportNotFoundError as error:
-                workers, problem = {}, str(error)
-            if workers and set(workers.values()) == {"READY"}:
-                break
-            log = read_logs(folder, model)
+        while problem := not_ready(server, model, min(patience, timeout)):
+            if once:
+                fail(f"not ready: {problem}")
+            if not _is_unknown(problem):
+                known = time.monotonic()
+            log = read_logs(folder, model) if model is not None else LogState()
             if log.loading is not None and log.loading.text != shown:
                 shown = log.loading.text
                 show(f"{model} {shown}")
@@ -126,13 +139,15 @@ def ready(
             if refused or late:
                 if log.cause is not None:
                     _print_cause(stdout(), log.cause, "cause: ")
-                fail(
-                    f"{model} is not served. {problem}".strip()
-                    if refused
-                    else f"{model} is not served after {time.monotonic() - start:.0f} s. {problem}".strip()
-                )
+                after = "" if refused else f" after {time.monotonic() - start:.0f} s"
+                fail(f"not ready{after}: {problem}")
             time.sleep(_SECONDS_BETWEEN)
-    typer.echo(f"{model} is served by {len(workers)} worker(s).")
+    typer.echo(f"{model or 'all models'}: ready")
+
+
+def _is_unknown(problem: str) -> bool:
+    """Returns True if no server answers, or it does not know the model: one that starts does soon."""
+    return problem.startswith("no server answers") or ": 404: " in problem or "serves no model" in problem
 
 
 def _without_a_cause(model: str, workers: Mapping[str, str], folder: Path) -> NoReturn:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from torchserve_openvino.config.durations import seconds_of
 from torchserve_openvino.config.spelling import listed, nearest, shown
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS, MAX_NUMBER, FallbackKind
 
@@ -228,6 +229,8 @@ Count = Annotated[Integer, Field(ge=1)]
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0.0)]
 NotNegative = Annotated[Number, Field(ge=0.0)]
+# A time, in seconds once it is read.
+Duration = Annotated[float, PlainValidator(seconds_of, json_schema_input_type=Positive | str)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 # JSON schema of a value that is one string or a list of strings.
 _Names = list[str] | str

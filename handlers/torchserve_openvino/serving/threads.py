@@ -155,13 +155,19 @@ class _Number(NamedTuple):
     key: str
 
 
-def plan_for(config: ServingConfig, siblings: int) -> ThreadPlan:
-    """Plans the threads of one worker of a model, of which ``siblings`` run by now; see `plan_threads`."""
+def plan_for(config: ServingConfig, siblings: int, workers: int | None = None) -> ThreadPlan:
+    """Plans the threads of one worker of a model; see `plan_threads`.
+
+    Args:
+        config: The model's settings.
+        siblings: Workers of the model that run by now.
+        workers: Workers that the host starts; None if it does not say, so that the YAML counts.
+    """
     keys, section, backend = config.torchserve, config.openvino, config.backend
     return plan_threads(
         section.threads,
         # More workers may run than the YAML says: by TorchServe's default, or when scaled at run time.
-        workers=max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), siblings),
+        workers=workers or max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), siblings),
         streams=section.execution.streams,
         throughput=section.execution.mode == "throughput",
         ov_config=backend.options.config if backend is not None else {},

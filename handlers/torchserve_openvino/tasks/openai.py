@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError
-from torchserve_openvino.serving.requests.batch_answer import shortened
+from torchserve_openvino.serving.requests.refusals import shortened
 
 # A header that TorchServe adds: what follows model and version in the URL.
 _PATH = "url_path"

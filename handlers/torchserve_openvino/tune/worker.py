@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.adapters.core import Asked, Host, row_of
 from torchserve_openvino.errors import TorchServeOpenVINOError
+from torchserve_openvino.hosts.core import Host, row_of
+from torchserve_openvino.hosts.messages import Request
 
 
 class Worker:
@@ -25,8 +26,8 @@ class Worker:
 
     def __init__(self, archive: Path, bodies: list[tuple[str, str]]) -> None:
         self._host = Host(archive, lambda *_: None)
-        self._asked = [
-            Asked(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
+        self._requests = [
+            Request(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
         ]
         self._next = 0
 
@@ -37,15 +38,15 @@ class Worker:
     def answers(self) -> list[dict[str, Any]]:
         """Answers each request by itself."""
         result = []
-        for asked in self._asked:
-            (answer,) = self._host.answer([asked], lambda *_: None)
+        for request in self._requests:
+            (answer,) = self._host.answer([request], lambda *_: None)
             body = base64.b64encode(answer.body).decode()
             result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
         return result
 
     def call(self, size: int) -> float:
         """Returns the milliseconds of one call with so many requests, which are taken in turn."""
-        batch = [self._asked[(self._next + place) % len(self._asked)] for place in range(size)]
+        batch = [self._requests[(self._next + place) % len(self._requests)] for place in range(size)]
         self._next += size
         start = time.perf_counter()
         answers = self._host.answer(batch, lambda *_: None)

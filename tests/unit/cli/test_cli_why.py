@@ -117,18 +117,18 @@ def test_a_worker_that_ended_does_not_load(logs) -> None:
 
 def test_ready_ends_at_a_refusal_and_after_the_timeout(logs) -> None:
     later = AT.replace("2026", "9026").format(1, "net_1.0", REFUSED)
-    options = ["--management", NOBODY, "--timeout", "1"]
+    options = ["--management", NOBODY, "--url", NOBODY, "--timeout", "1"]
     result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs(later)), *options])
     assert result.exit_code == 1 and "cause: ConfigError" in result.output and "after 1 s" not in result.output
     old = logs(AT.format(1, "net_1.0", REFUSED), AT.format(2, "net_1.0", LOADING.format(40)))
     result = CliRunner().invoke(app, ["ready", "net", "--logs", str(old), *options])
     assert result.exit_code == 1 and "verifying shape 31 of 90" in result.output
-    assert "not served after 1 s" in result.output and "no server answers" in result.output
+    assert "not ready after 1 s" in result.output and "no server answers" in result.output
 
 
 def test_ready_does_not_wait_for_a_server_that_does_not_start(logs, monkeypatch: pytest.MonkeyPatch) -> None:
     # The package has the command under the module's name.
     monkeypatch.setattr(sys.modules["torchserve_openvino.cli.why"], "_SECONDS_FOR_A_SERVER", 0.5)
     start = time.monotonic()
-    result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs()), "--management", NOBODY])
+    result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs()), "--management", NOBODY, "--url", NOBODY])
     assert result.exit_code == 1 and "no server answers" in result.output and time.monotonic() - start < 20

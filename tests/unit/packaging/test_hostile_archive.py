@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from torchserve_openvino.adapters.core import about
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ModelLoadError, PackagingError
+from torchserve_openvino.hosts.core import about
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.files import archive_kind, read_samples
 from torchserve_openvino.serving.loading.hub import load_model

@@ -10,6 +10,7 @@ from torchserve_openvino.config.fields import (
     Boolean,
     Count,
     DType,
+    Duration,
     Files,
     Folder,
     Freeze,
@@ -251,6 +252,9 @@ class OpenVINOSection(Section):
     threads: Threads = "auto"
     """CPU threads of this worker. `auto`: its share of the cores (CPU affinity and cgroup quota divided by
     `maxWorkers` or the running workers)."""
+    keep: Duration | None = None
+    """On `torchserve-openvino serve`: time without a request until a model's workers end (`90s`, `10m`, `2h`). The
+    next request starts them again, and waits for them within `responseTimeout`. TorchServe keeps its workers."""
     op_mappings: Files = []
     """Files in the archive that add operators to OpenVINO: Python with `register_op`, or extension libraries (.so)."""
     weights: WeightsSection = WeightsSection()

@@ -62,9 +62,12 @@ class Context:
     Attributes:
         send_piece: Sends a piece of the answer to the request at a place, before the call ends.
         arrived: When each request came, in seconds since 1970; 0 where that is not known.
+        workers: Workers of the model on this machine; None if the host does not know.
+        is_gone: Returns True if the client of the request at a place has hung up.
     """
 
     arrived: Sequence[float] | None = None
+    workers: int | None = None
 
     def __init__(
         self, manifest: dict[str, Any], model_dir: str, config: dict[str, Any], batch_size: int, metrics: Any
@@ -80,6 +83,7 @@ class Context:
         self.request_processor: list[Headers] | None = None
         self.stopping_criteria: Any = None
         self.send_piece: Callable[[int, Any], None] = _dropped
+        self.is_gone: Callable[[int], bool] = _stays
 
     def for_requests(
         self, ids: Sequence[str], headers: Sequence[Mapping[str, str]], send_piece: Callable[[int, Any], None]
@@ -142,6 +146,11 @@ class Context:
 
 def _dropped(place: int, piece: Any) -> None:
     """Outside of a call nobody waits for pieces."""
+
+
+def _stays(place: int) -> bool:
+    """Returns False: a host that does not see clients hang up answers all."""
+    return False
 
 
 def encoded(body: Any) -> tuple[bytes, str]:

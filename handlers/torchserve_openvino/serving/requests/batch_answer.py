@@ -13,14 +13,13 @@ from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope, Request, status_of
 from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.refusals import refusal, shortened, with_request_id
 from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
 
 logger = logging.getLogger(__name__)
 
 # A header that TorchServe's HTTP inference API adds to each request; gRPC and workflows do not.
 _OVER_HTTP = "explain"
-# Characters of the message in a refusal.
-_LONGEST_MESSAGE = 2000
 
 AnswerItems = Callable[[list[Any], Sequence[int]], list[Any]]
 
@@ -51,16 +50,6 @@ class SelfWritten(ABC):
         """Returns the answer as JSON."""
 
 
-def refusal(error: ItemError) -> dict[str, Any]:
-    """Returns the body that the sender of a refused item gets."""
-    return plain_refusal(error) if error.form is None else error.form(error)
-
-
-def plain_refusal(error: ItemError) -> dict[str, Any]:
-    """Returns the body of a refusal in this package's own form."""
-    return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
-
-
 def identified(body: dict[str, Any], error: ItemError, context: Any, index: int) -> dict[str, Any]:
     """Returns the body of a refused request with the request's id, by which the log names a server error.
 
@@ -74,17 +63,6 @@ def identified(body: dict[str, Any], error: ItemError, context: Any, index: int)
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("Request %s is answered with %d: %s", name, error.status, shortened(str(error)))
     return with_request_id(body, name)
-
-
-def with_request_id(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the body of a refusal with the request's id, if it has one."""
-    return {**body, "request_id": name} if name else body
-
-
-def shortened(message: str) -> str:
-    """Returns a message without its middle if it is too long, as one that repeats a value of the request can be."""
-    half = _LONGEST_MESSAGE // 2
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def explains(context: Any, position: int) -> bool:

@@ -23,3 +23,8 @@ def send_pieces(context: Any, bodies: Mapping[int, Any]) -> None:
 
     ids = {place: context.request_ids[place] for place in bodies}
     send_intermediate_predict_response(bodies, ids, "Prediction", HTTPStatus.OK.value, context)
+
+
+def is_gone(context: Any, place: int) -> bool:
+    """Returns True if the client of the request at a place has hung up; TorchServe does not tell its workers."""
+    return isinstance(context, Context) and context.is_gone(place)

@@ -21,6 +21,7 @@ from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
+from torchserve_openvino.serving.verification.health import Health, with_health
 
 # The worker whose handler is answering a batch: a `handle` that calls its base's must not start over.
 _answering: ContextVar["Answering | None"] = ContextVar("answering", default=None)
@@ -42,6 +43,7 @@ class Answering(ArchiveLoading):
         tracing: Sends spans of requests; None without ``handler.openvino.tracing``.
         recorder: Keeps some requests; None without ``handler.openvino.record``.
         state: The worker's state after READY; None before.
+        health: Whether the worker answers its warm-up sample rightly; None before READY.
         own_code: Runs and watches the handler's own code.
         overrides: Callables that the handler put in the place of its own `handle` or `initialize`, by name.
     """
@@ -57,6 +59,7 @@ class Answering(ArchiveLoading):
         self.tracing: Tracing | None = None
         self.recorder: Recorder | None = None
         self.state: ReadyState | None = None
+        self.health: Health | None = None
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
 
@@ -126,6 +129,9 @@ class Answering(ArchiveLoading):
         self.handler.context = context
         if self.handler._is_describe():
             return [self.handler.describe_handle()]
+        return with_health(self.health, data, context, self._handle)
+
+    def _handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         with self.recorded(data, context):
             return self.accounted(context, lambda: finish(self.answered(data, context), context, self.counters))
 
@@ -211,9 +217,12 @@ class Answering(ArchiveLoading):
         def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
             return self.answered(items, context, owners)
 
-        parts = envelope, data, context, answer_items, self.counters, self.most_items
-        with self.recorded(data, context):
-            return self.accounted(context, lambda: answer_enveloped(*parts))
+        def answer(some: list[Any], context: Any) -> list[Any]:
+            parts = envelope, some, context, answer_items, self.counters, self.most_items
+            with self.recorded(some, context):
+                return self.accounted(context, lambda: answer_enveloped(*parts))
+
+        return with_health(self.health, data, context, answer)
 
 
 def _fault(error: Exception) -> ItemError:

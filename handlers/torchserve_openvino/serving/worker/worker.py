@@ -31,6 +31,7 @@ from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_for
+from torchserve_openvino.serving.verification.health import Health
 from torchserve_openvino.serving.versions.start import admit_versions
 from torchserve_openvino.serving.worker.answering import Answering
 
@@ -160,7 +161,7 @@ class Worker(Answering):
             return self.handler._openvino.serve(context)
         begin_step("checking versions")
         news = admit_versions(lambda: state_folder(None))
-        threads = plan_for(self.config, len(sibling_pids()))
+        threads = plan_for(self.config, len(sibling_pids()), getattr(context, "workers", None))
         threads.apply()
         begin_step("loading the model")
         self.find_weights(context)
@@ -180,7 +181,9 @@ class Worker(Answering):
             self.report.tracker.set_config("quantized", facts_of(self.model_dir))
         # TorchServe's default is 120 s.
         patience = int(self.config.torchserve.get("startupTimeout", 120))
-        for note in filter(None, (news, startup_advice(time.perf_counter() - start, patience))):
+        for note in filter(
+            None, (news, self._why_kept(context), startup_advice(time.perf_counter() - start, patience))
+        ):
             logger.warning("%s", note)
             self.report.tracker.add_note(note)
         if self.config.openvino.record.folder is not None:
@@ -193,10 +196,20 @@ class Worker(Answering):
         save_report(context, self.describe())
         return None
 
+    def _why_kept(self, context: Any) -> str:
+        """Returns a note if the host does not let idle workers end, though the YAML wants it; empty otherwise."""
+        if self.config.openvino.keep is None or getattr(context, "workers", None) is not None:
+            return ""
+        return (
+            "handler.openvino.keep has no effect: this host starts a worker again as soon as it ends, and cannot hold "
+            "a request back until one is ready. `torchserve-openvino serve` can."
+        )
+
     def _ready(self, context: Any, models: Models | None) -> ReadyState:
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         metrics = MetricsEmitter(self.report, self.counters, version, self.times)
+        self.health = Health(self.report, models, self.config.openvino.verify, lambda: watch.violations)
         self.counters.reset()
         self.times.reset()
         if self.config.openvino.tracing:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.requests.batch_answer import AnswerList, refusal
+from torchserve_openvino.serving.requests.batch_answer import AnswerList
+from torchserve_openvino.serving.requests.refusals import refusal
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, Choice
 from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, Placed

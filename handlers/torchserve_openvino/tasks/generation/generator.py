@@ -27,8 +27,10 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, identified, set_status, shown
 from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
+from torchserve_openvino.serving.requests.pieces import is_gone
 from torchserve_openvino.serving.requests.response_body import sendable
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.verification.health import asks_health, with_health
 from torchserve_openvino.tasks.generation import torchserve_stream
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
@@ -82,8 +84,14 @@ class TextGenerator(HubHandler):
         version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
         if self._kept is not None and (metrics := metrics_of(context)) is not None:
             self._measures = GenerationMetrics(metrics, self._kept.load, version)
+        if self._openvino.health is not None and self._kept is not None:
+            self._openvino.health.checks.append(self._dead)
         if self._openvino.config.torchserve.get(ASYNC):
             self._frontend = torchserve_stream.checked_frontend(context)
+
+    def _dead(self) -> str:
+        """Returns why the engine does not generate; empty if it does."""
+        return self._kept.dead or "" if self._kept is not None else ""
 
     def load(self, folder: Path) -> Any:
         """Loads the tokenizer, and the model if it generates in eager PyTorch; otherwise its engine loads it."""
@@ -139,7 +147,14 @@ class TextGenerator(HubHandler):
         if self._is_describe():
             return self._awaited(lambda: [self.describe_handle()], ends=context)
         if torchserve_stream.awaits():
+            if asks_health(context, 0):
+                return self._awaited(
+                    lambda: with_health(self._openvino.health, data, context, self._alone), ends=context
+                )
             return self._awaited(lambda: self._alone_recorded(data, context))
+        return with_health(self._openvino.health, data, context, self._together)
+
+    def _together(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         state = self._openvino.state
         assert state is not None
         state.before_call(context)
@@ -205,7 +220,7 @@ class TextGenerator(HubHandler):
 
     def predict(self, values: list[Call]) -> list[Any]:
         """Generates until all are done, and returns their answers."""
-        self._finish(values, self.context, [False] * len(values))
+        self._finish(values, self.context, [False] * len(values), own_requests=False)
         return [call.whole() for call in values]
 
     def run_eager(self, value: Any) -> Any:
@@ -247,14 +262,24 @@ class TextGenerator(HubHandler):
                 self._openvino.state.after_call(context)
         return ended
 
-    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool]) -> None:
-        """Generates until all requests are done; sends pieces of those that stream."""
+    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool], own_requests: bool = True) -> None:
+        """Generates until all are done; sends pieces of those that stream, and ends those whose client has hung up.
+
+        Args:
+            calls: What is generated.
+            context: The call's context.
+            streams: Whether each is sent in pieces.
+            own_requests: Whether each is a request of the call; an envelope may hold several in one.
+        """
         exchanges = [call.exchange for call in calls if call.exchange is not None]
         if self._measures is not None:
             self._measures.on_request()
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
+                for place, call in enumerate(calls):
+                    if own_requests and not call.done and is_gone(context, place):
+                        call.fail(BusyError("the client hung up"))
                 pieces = {
                     place: text
                     for place, call in enumerate(calls)

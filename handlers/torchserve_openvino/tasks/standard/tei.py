@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from torchserve_openvino.errors import BusyError, ItemError
-from torchserve_openvino.serving.requests.batch_answer import shortened
+from torchserve_openvino.serving.requests.refusals import shortened
 from torchserve_openvino.tasks.standard.form import Form
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right", "Right")}

@@ -16,11 +16,11 @@ import torch
 from typer.testing import CliRunner
 
 from encoder import build
-from torchserve_openvino.adapters.batcher import Batcher
-from torchserve_openvino.adapters.core import Answered, Asked, Host, about, row_of
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
-from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.hosts.batcher import Batcher
+from torchserve_openvino.hosts.core import Host, about, row_of
+from torchserve_openvino.hosts.messages import Kind, Request, Response
 
 NETWORK = """
 import torch
@@ -50,9 +50,10 @@ import sys
 sys.modules["ts"] = None
 from importlib.util import find_spec
 from pathlib import Path
-from torchserve_openvino.adapters.core import Asked, Host
+from torchserve_openvino.hosts.core import Host
+from torchserve_openvino.hosts.messages import Request
 host = Host(Path(sys.argv[1]), lambda *_: None)
-(answer,) = host.answer([Asked({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
+(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
 assert not [name for name in sys.modules if name.startswith("ts.")]
 print("answered:", answer.status, answer.body.decode().replace("\\n", ""))
 """
@@ -95,12 +96,12 @@ def expected(rows: Sequence[Sequence[float]]) -> torch.Tensor:
         return build(NETWORK, "Hosted")(torch.tensor(rows))
 
 
-def ask(batcher: Batcher, *bodies: Any, envelope: Envelope | None = None) -> list[Answered]:
-    async def one(body: Any) -> Answered:
-        (piece,) = [piece async for piece in batcher.ask(Asked({"body": body}, envelope=envelope))]
+def ask(batcher: Batcher, *bodies: Any, envelope: Kind | None = None) -> list[Response]:
+    async def one(body: Any) -> Response:
+        (piece,) = [piece async for piece in batcher.submit(Request({"body": body}, envelope=envelope))]
         return piece
 
-    async def together() -> list[Answered]:
+    async def together() -> list[Response]:
         return list(await asyncio.gather(*map(one, bodies)))
 
     return asyncio.run(together())
@@ -121,14 +122,14 @@ def test_requests_share_a_call_and_each_has_its_own_status(host: Host, metrics: 
 
 
 def test_a_call_has_requests_of_one_protocol(host: Host) -> None:
-    async def mixed() -> list[Answered]:
-        batcher, envelope = Batcher(host), Envelope("json")
+    async def mixed() -> list[Response]:
+        batcher, envelope = Batcher(host), "json"
 
-        async def one(asked: Asked) -> Answered:
-            (piece,) = [piece async for piece in batcher.ask(asked)]
+        async def one(request: Request) -> Response:
+            (piece,) = [piece async for piece in batcher.submit(request)]
             return piece
 
-        plain, inside = Asked({"body": [ROW]}), Asked({"body": {"instances": [ROW, ROW]}}, envelope=envelope)
+        plain, inside = Request({"body": [ROW]}), Request({"body": {"instances": [ROW, ROW]}}, envelope=envelope)
         return list(await asyncio.gather(*map(one, [plain, inside, plain])))
 
     answers = asyncio.run(mixed())
@@ -142,23 +143,23 @@ def test_the_host_s_own_library_gets_waits_phases_and_batches(packed: Path) -> N
     own = Host(packed, lambda *values: seen.append(values))
     ask(Batcher(own), [ROW], [ROW])
     sys.path[:] = path
-    found = [
+    values = [
         (name, value, labels) for _, name, value, labels in seen if name.startswith(("openvino_ph", "openvino_ba"))
     ]
-    phases = [labels["phase"] for name, _, labels in found if name == "openvino_phase_seconds"]
+    phases = [labels["phase"] for name, _, labels in values if name == "openvino_phase_seconds"]
     assert sorted(phases) == ["decode", "encode", "inference", "queue", "queue"]
-    waits = [value for name, value, labels in found if labels == {"phase": "queue"}]
+    waits = [value for name, value, labels in values if labels == {"phase": "queue"}]
     # The first request waits for the second one, or for as long as the YAML says.
     assert all(0 <= wait < 5 for wait in waits)
-    assert [value for name, value, _ in found if name == "openvino_batch_size"] == [2]
+    assert [value for name, value, _ in values if name == "openvino_batch_size"] == [2]
     report = own.describe()["serving"]["times"]
     assert report["seconds"]["queue"]["count"] == 2 and sum(report["released"].values()) == 1
 
 
 def test_a_refusal_names_its_request(host: Host) -> None:
-    async def one(name: str, body: Any) -> Answered:
-        asked = Asked({"body": body}, id=name)
-        (piece,) = [piece async for piece in Batcher(host, queue_size=0 if name == "full" else 9).ask(asked)]
+    async def one(name: str, body: Any) -> Response:
+        request = Request({"body": body}, id=name)
+        (piece,) = [piece async for piece in Batcher(host, queue_size=0 if name == "full" else 9).submit(request)]
         return piece
 
     for name, body, status in (("bad", [[1.0]], 400), ("full", [ROW], 503)):
@@ -174,6 +175,45 @@ def test_a_full_queue_refuses(host: Host) -> None:
     assert "3 requests are waiting already" in json.loads(refused.body)["message"]
 
 
+def health(host: Host, *more: Request) -> list[Response]:
+    probe = Request({"body": {}}, {"openvino-health": "1", "explain": "False"})
+    return host.answer([*more, probe], lambda *_: None)
+
+
+def test_a_probe_runs_the_warm_up_sample_beside_other_requests(host: Host) -> None:
+    before = host.describe()["serving"]["counts"]["requests"]
+    answer, state = health(host, Request({"body": [ROW]}))
+    torch.testing.assert_close(torch.tensor(json.loads(answer.body)), expected([ROW]), rtol=1e-4, atol=1e-5)
+    assert state.status == 200 and json.loads(state.body) == {"healthy": True, "sample": "batch 1", "verified": True}
+    # It is no request, and is not counted as one.
+    assert host.describe()["serving"]["counts"]["requests"] == before + 1
+
+
+def test_a_probe_names_what_is_wrong(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = host._handler._openvino
+
+    def refused(words: str) -> None:
+        (state,) = health(host)
+        body = json.loads(state.body)
+        assert state.status == 503 and not body["healthy"] and words in body["reason"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.state.watch, "violations", ["coverage fell below min_coverage 90.0%"])
+        refused("the policy is violated: coverage fell")
+    with monkeypatch.context() as patch:
+        record = worker.report.tracker.verify
+        patch.setattr(type(record), "to_dict", lambda _: {"passed": False, "problems": ["batch 1: is 3 off"]})
+        refused("verification failed: batch 1: is 3 off")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.health, "_expected", [worker.health._expected[0] + 1])
+        refused("its warm-up sample (batch 1) is answered wrongly, output 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.health, "_model", type("Broken", (), {"compiled": 7})())
+        refused("its warm-up sample (batch 1) fails: TypeError")
+    (state,) = health(host)
+    assert state.status == 200
+
+
 class Slow:
     """Answers after a while, or not at all."""
 
@@ -184,11 +224,11 @@ class Slow:
         self.release = threading.Event()
         self.record = lambda *_: None
 
-    def answer(self, asked: Sequence[Asked], send: Any) -> list[Answered]:
-        if asked[0].row["body"] == "fail":
+    def answer(self, requests: Sequence[Request], send: Any) -> list[Response]:
+        if requests[0].row["body"] == "fail":
             raise MemoryError
         self.release.wait(5)
-        return [Answered(b"late", "text/plain")] * len(asked)
+        return [Response(b"late", "text/plain")] * len(requests)
 
 
 def test_a_call_that_takes_too_long_ends_the_process() -> None:
@@ -210,12 +250,12 @@ def test_requests_after_a_failed_call_are_answered() -> None:
     slow = Slow()
     slow.release.set()
 
-    async def both() -> list[Answered]:
+    async def both() -> list[Response]:
         batcher = Batcher(slow)  # type: ignore[arg-type]
-        found = []
+        responses = []
         for body in ("fail", "", ""):
-            found += [piece async for piece in batcher.ask(Asked({"body": body}))]
-        return found
+            responses += [piece async for piece in batcher.submit(Request({"body": body}))]
+        return responses
 
     assert [answer.status for answer in asyncio.run(both())] == [500, 200, 200]
 
@@ -223,17 +263,17 @@ def test_requests_after_a_failed_call_are_answered() -> None:
 def test_what_waits_is_joined_though_no_time_is_left() -> None:
     slow, sizes, begun = Slow(), [], threading.Event()
 
-    def answer(asked: Sequence[Asked], _: Any) -> list[Answered]:
-        if asked[0].row["body"] == "first":
+    def answer(requests: Sequence[Request], _: Any) -> list[Response]:
+        if requests[0].row["body"] == "first":
             begun.set()
             while batcher.waiting < 9:
                 time.sleep(0.001)
         else:
-            sizes.append(len(asked))
-        return [Answered(b"", "text/plain")] * len(asked)
+            sizes.append(len(requests))
+        return [Response(b"", "text/plain")] * len(requests)
 
-    async def one(body: str) -> list[Answered]:
-        return [piece async for piece in batcher.ask(Asked({"body": body}))]
+    async def one(body: str) -> list[Response]:
+        return [piece async for piece in batcher.submit(Request({"body": body}))]
 
     async def nine_behind_one() -> None:
         first = asyncio.create_task(one("first"))
@@ -251,16 +291,16 @@ def test_whatever_waits_behind_a_call_that_takes_too_long_is_refused() -> None:
     slow.record = lambda kind, name, value, labels: shown.append(value)
     slow.delay = 0.05
     # The second is of another protocol, so it is held for a call of its own.
-    asked = [Asked({"body": ""}), Asked({"body": ""}, envelope=Envelope("json")), Asked({"body": ""})]
+    requests = [Request({"body": ""}), Request({"body": ""}, envelope="json"), Request({"body": ""})]
 
-    async def all_of_them() -> list[Answered]:
+    async def all_of_them() -> list[Response]:
         batcher = Batcher(slow)  # type: ignore[arg-type]
 
-        async def one(each: Asked) -> Answered:
-            (piece,) = [piece async for piece in batcher.ask(each)]
+        async def one(each: Request) -> Response:
+            (piece,) = [piece async for piece in batcher.submit(each)]
             return piece
 
-        return list(await asyncio.wait_for(asyncio.gather(*map(one, asked)), 3))
+        return list(await asyncio.wait_for(asyncio.gather(*map(one, requests)), 3))
 
     assert [answer.status for answer in asyncio.run(all_of_them())] == [503, 503, 503]
     assert shown[-1] == 0
@@ -273,8 +313,8 @@ def test_a_call_that_begins_late_is_watched() -> None:
     slow.delay = 2 * slow.timeout
     start = time.monotonic()
 
-    async def alone() -> list[Answered]:
-        pieces = Batcher(slow).ask(Asked({"body": ""}))  # type: ignore[arg-type]
+    async def alone() -> list[Response]:
+        pieces = Batcher(slow).submit(Request({"body": ""}))  # type: ignore[arg-type]
         return [piece async for piece in pieces]
 
     (answer,) = asyncio.run(asyncio.wait_for(alone(), 3))
@@ -285,22 +325,22 @@ def test_a_call_that_begins_late_is_watched() -> None:
 def test_pieces_come_in_order_before_the_last() -> None:
     slow = Slow()
 
-    def answer(asked: Sequence[Asked], send: Any) -> list[Answered]:
+    def answer(requests: Sequence[Request], send: Any) -> list[Response]:
         for number in range(50):
-            for place in range(len(asked)):
-                send(place, Answered(b"%d" % number, "text/plain"))
-        return [Answered(b"last", "text/plain")] * len(asked)
+            for place in range(len(requests)):
+                send(place, Response(b"%d" % number, "text/plain"))
+        return [Response(b"last", "text/plain")] * len(requests)
 
     slow.answer = answer  # type: ignore[method-assign]
 
     async def both() -> list[list[bytes]]:
         batcher = Batcher(slow)  # type: ignore[arg-type]
-        asked = [Asked({"body": ""}) for _ in range(2)]
+        requests = [Request({"body": ""}) for _ in range(2)]
 
-        async def one(each: Asked) -> list[bytes]:
-            return [piece.body async for piece in batcher.ask(each)]
+        async def one(each: Request) -> list[bytes]:
+            return [piece.body async for piece in batcher.submit(each)]
 
-        return list(await asyncio.gather(*map(one, asked)))
+        return list(await asyncio.gather(*map(one, requests)))
 
     assert asyncio.run(both()) == [[*(b"%d" % number for number in range(50)), b"last"]] * 2
 

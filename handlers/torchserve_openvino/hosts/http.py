@@ -2,16 +2,15 @@
 
 import json
 import re
-import uuid
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+from starlette.responses import StreamingResponse
 
-from torchserve_openvino.adapters.batcher import Batcher
-from torchserve_openvino.adapters.core import Answered, Asked, row_of
-from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
+from torchserve_openvino.errors import ItemError, PayloadTooLargeError
+from torchserve_openvino.hosts.messages import Response
 from torchserve_openvino.serving.requests.json_body import parse_json
 from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_model
 
@@ -24,13 +23,12 @@ STANDARD = (
 )  # fmt: skip
 _LIST = f"v1/{MODELS}"
 # As KServe's own servers of language models have it.
-_PREFIX = "openai/"
+OPENAI_PREFIX = "openai/"
 _STREAM = "text/event-stream"
-_ID = "x-request-id"
 
 
 @dataclass(frozen=True)
-class Sent:
+class ForwardedRequest:
     """A request, which processes can pass to each other.
 
     It was sent to ``/predictions/MODEL[/VERSION][/PATH]``, or to a path of `STANDARD` or ``v1/models``.
@@ -52,19 +50,19 @@ class Sent:
     parameters: dict[str, str]
 
     @staticmethod
-    async def of(request: Request, largest: int) -> "Sent":
+    async def of(request: HttpRequest, largest: int) -> "ForwardedRequest":
         """Reads a request.
 
         Raises:
             PayloadTooLargeError: Its body has more than ``largest`` bytes.
         """
         whole = request.url.path.strip("/")
-        standard = whole.removeprefix(_PREFIX)
+        standard = whole.removeprefix(OPENAI_PREFIX)
         parts = whole.split("/")
         model, path = (parts[1:2] or [""])[0], parts[2:]
         if standard in STANDARD or _lists(standard):
             model, path = "", [standard]
-        elif path and re.fullmatch(r"\d+(\.\d+)*", path[0]):
+        elif path and is_version(path[0]):
             del path[0]
         body = bytearray()
         async for chunk in request.stream():
@@ -72,7 +70,7 @@ class Sent:
             if len(body) > largest:
                 raise PayloadTooLargeError(f"the request has more than {largest} bytes (max_request_bytes)")
         headers, parameters = dict(request.headers), dict(request.query_params)
-        return Sent(request.method, model, "/".join(path), bytes(body), headers, parameters)
+        return ForwardedRequest(request.method, model, "/".join(path), bytes(body), headers, parameters)
 
     @property
     def lists_models(self) -> bool:
@@ -80,80 +78,73 @@ class Sent:
         return _lists(self.path)
 
 
+def is_version(text: str) -> bool:
+    """Returns True if a part of a path looks like a model's version."""
+    return re.fullmatch(r"\d+(\.\d+)*", text) is not None
+
+
 def _lists(path: str) -> bool:
     return path == _LIST or path.startswith(f"{_LIST}/")
 
 
-def models(sent: Sent, loaded: Mapping[str, float]) -> Answered:
+def models(forwarded: ForwardedRequest, loaded: Mapping[str, float]) -> Response:
     """Returns the models that a host serves, or one of them, as OpenAI's clients read them.
 
     Args:
-        sent: The request.
+        forwarded: The request.
         loaded: When each model was loaded, in seconds since 1970.
     """
     try:
-        return Answered(json.dumps(models_body(sent.path.removeprefix("v1/"), loaded)).encode(), "application/json")
+        return Response(
+            json.dumps(models_body(forwarded.path.removeprefix("v1/"), loaded)).encode(), "application/json"
+        )
     except ItemError as error:
         return refused(error)
 
 
-def refused(error: ItemError) -> Answered:
+def refused(error: ItemError) -> Response:
     """Returns a refusal as OpenAI's clients read it."""
     error.form = openai_error
-    return Answered.refused(error)
+    return Response.refused(error)
 
 
-def named_model(sent: Sent, names: Collection[str]) -> str:
+def named_model(forwarded: ForwardedRequest, names: Collection[str]) -> str:
     """Returns the model that the body of a standard request names.
 
     Args:
-        sent: The request.
+        forwarded: The request.
         names: The models that are served.
 
     Raises:
         ItemError: It names none, or another one.
     """
-    body = parse_json(sent.body)
+    body = parse_json(forwarded.body)
     name = body.get("model") if isinstance(body, Mapping) else None
     known = ", ".join(sorted(names))
     if not isinstance(name, str):
         raise RequestError(
             f"several models are served here: name one in the field model ({known}), or send the request to "
-            f"/predictions/NAME/{sent.path}", param="model",
+            f"/predictions/NAME/{forwarded.path}", param="model",
         )  # fmt: skip
     if name not in names:
         raise unknown_model(name, known)
     return name
 
 
-async def predictions(batcher: Batcher, sent: Sent) -> AsyncIterator[Answered]:
-    """Yields the pieces of the answer to a request."""
-    name = sent.headers.get(_ID) or uuid.uuid4().hex
-    try:
-        row = row_of(sent.body, sent.headers.get("content-type", ""), sent.parameters)
-    except InvalidInputError as error:
-        yield Answered.refused(error, name)
-        return
-    # As TorchServe tells handlers which of OpenAI's endpoints was asked.
-    headers = {**sent.headers, "url_path": sent.path}
-    async for piece in batcher.ask(Asked(row, headers, name)):
-        yield piece
-
-
-async def only(answer: Answered) -> AsyncIterator[Answered]:
+async def only(answer: Response) -> AsyncIterator[Response]:
     """Yields an answer in one piece."""
     yield answer
 
 
-async def response(pieces: AsyncIterator[Answered]) -> Response:
+async def response(pieces: AsyncIterator[Response]) -> HttpResponse:
     """Returns the response with these pieces, as a stream where the handler sends events."""
     first = await anext(pieces)
     if first.content_type.startswith(_STREAM):
         return StreamingResponse(_stream(first, pieces), first.status, media_type=first.content_type)
-    return Response(first.body, first.status, media_type=first.content_type)
+    return HttpResponse(first.body, first.status, media_type=first.content_type)
 
 
-async def _stream(first: Answered, pieces: AsyncIterator[Answered]) -> AsyncIterator[bytes]:
+async def _stream(first: Response, pieces: AsyncIterator[Response]) -> AsyncIterator[bytes]:
     yield first.body
     async for piece in pieces:
         yield piece.body

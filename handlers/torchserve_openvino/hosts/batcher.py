@@ -5,19 +5,25 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
-from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchserve_openvino.adapters.core import Answered, Asked, Host
-from torchserve_openvino.errors import ItemError
+from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.hosts.core import Host, row_of
+from torchserve_openvino.hosts.messages import Request, Response, unavailable
 from torchserve_openvino.serving.requests.isolation import server_fault
+
+if TYPE_CHECKING:
+    # Needs the web server's library, which other users of this module do without.
+    from torchserve_openvino.hosts.http import ForwardedRequest
 
 logger = logging.getLogger(__name__)
 
 # Most requests that wait for their call, as TorchServe's job queue has it.
 QUEUE_SIZE = 100
+ID_HEADER = "x-request-id"
 # Gauge of the requests whose call has not begun.
 WAITING = "openvino_waiting_requests"
 
@@ -31,19 +37,19 @@ class Reply:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self._pieces: asyncio.Queue[Answered | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Response | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def put(self, piece: Answered | None) -> None:
+    def put(self, piece: Response | None) -> None:
         """Adds a piece, from any thread; None ends the answer."""
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
-    def end(self, piece: Answered) -> None:
+    def end(self, piece: Response) -> None:
         """Adds the last piece, in the loop's thread."""
         self._pieces.put_nowait(piece)
         self._pieces.put_nowait(None)
 
-    async def pieces(self) -> AsyncIterator[Answered]:
+    async def pieces(self) -> AsyncIterator[Response]:
         """Yields the pieces as they come; the first has the answer's status and type."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
@@ -64,7 +70,7 @@ class Batcher:
     def __init__(self, host: Host, queue_size: int = QUEUE_SIZE) -> None:
         self._host = host
         self._queue_size = queue_size
-        self._waiting: queue.SimpleQueue[tuple[Asked, Reply]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Request, Reply]] = queue.SimpleQueue()
         # Those that no call has answered yet: they wait, run, or are held for the next call. Of the loop's thread.
         self._open: set[Reply] = set()
         # When the present call takes too long, by `time.monotonic`.
@@ -80,19 +86,19 @@ class Batcher:
         """Requests whose call has not begun."""
         return self._waiting.qsize()
 
-    def ask(self, asked: Asked) -> AsyncIterator[Answered]:
+    def submit(self, request: Request) -> AsyncIterator[Response]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
-        reply = Reply(asked.id)
-        asked = replace(asked, arrived=time.time())
+        reply = Reply(request.id)
+        request = replace(request, arrived=time.time())
         if self._host.ended:
-            reply.end(_refusal(f"{self._host.ended}, and is being replaced", asked.id))
+            reply.end(unavailable(f"{self._host.ended}, and is being replaced", request.id))
         elif self._host.awaits:
-            self._keep(self._alone(asked, reply))
+            self._keep(self._alone(request, reply))
         elif self.waiting >= self._queue_size:
-            reply.end(_refusal(f"{self._queue_size} requests are waiting already", asked.id))
+            reply.end(unavailable(f"{self._queue_size} requests are waiting already", request.id))
         else:
             self._open.add(reply)
-            self._waiting.put((asked, reply))
+            self._waiting.put((request, reply))
             self._show()
             self._start(asyncio.get_running_loop())
         return reply.pieces()
@@ -108,8 +114,8 @@ class Batcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _alone(self, asked: Asked, reply: Reply) -> None:
-        reply.put(await self._host.answer_alone(asked, lambda _, piece: reply.put(piece)))
+    async def _alone(self, request: Request, reply: Reply) -> None:
+        reply.put(await self._host.answer_alone(request, lambda _, piece: reply.put(piece)))
         reply.put(None)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -131,12 +137,12 @@ class Batcher:
                 pass
             self._show()
             unanswered = list(self._open)
-            self._end(unanswered, [_refusal(self._host.ended, reply.name) for reply in unanswered])
+            self._end(unanswered, [unavailable(self._host.ended, reply.name) for reply in unanswered])
         elif self._open:
             left = self._host.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
 
-    def _end(self, replies: Sequence[Reply], answers: Sequence[Answered]) -> None:
+    def _end(self, replies: Sequence[Reply], answers: Sequence[Response]) -> None:
         """Ends replies, but for those that a call which took too long has left; called in the loop."""
         for reply, answer in zip(replies, answers, strict=True):
             if reply in self._open:
@@ -145,45 +151,53 @@ class Batcher:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Takes what waits, call by call."""
-        held: tuple[Asked, Reply] | None = None
+        held: tuple[Request, Reply] | None = None
         while True:
             batch = [held or self._waiting.get()]
             held = None
             until = time.monotonic() + self._host.delay
             while len(batch) < self._host.batch_size and (one := self._next(until)):
-                if one[0].envelope is not batch[0][0].envelope:
+                if one[0].envelope != batch[0][0].envelope:
                     held = one
                     break
                 batch.append(one)
             self._show()
             replies = [reply for _, reply in batch]
-            answers = self._answers([asked for asked, _ in batch], replies)
+            answers = self._answers([request for request, _ in batch], replies)
             if loop.is_closed():
                 return
             loop.call_soon_threadsafe(self._end, replies, answers)
 
-    def _next(self, until: float) -> tuple[Asked, Reply] | None:
+    def _next(self, until: float) -> tuple[Request, Reply] | None:
         """Returns what waits already, however late it is, or what comes until then."""
         try:
             return self._waiting.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return None
 
-    def _answers(self, asked: Sequence[Asked], replies: Sequence[Reply]) -> list[Answered]:
+    def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Response]:
         if self._host.ended:
-            return [_refusal(f"{self._host.ended}, and is being replaced", each.id) for each in asked]
+            return [unavailable(f"{self._host.ended}, and is being replaced", each.id) for each in requests]
         self._until = time.monotonic() + self._host.timeout
         try:
-            return self._host.answer(asked, lambda place, piece: replies[place].put(piece))
+            return self._host.answer(requests, lambda index, piece: replies[index].put(piece))
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             fault = server_fault(error)
-            return [Answered.refused(fault, each.id) for each in asked]
+            return [Response.refused(fault, each.id) for each in requests]
         finally:
             self._until = None
 
 
-def _refusal(why: str, name: str) -> Answered:
-    error = ItemError(f"{why}: send the request again later")
-    error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
-    return Answered.refused(error, name)
+async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncIterator[Response]:
+    """Yields the pieces of the response to a request."""
+    name = forwarded.headers.get(ID_HEADER) or uuid.uuid4().hex
+    try:
+        row = row_of(forwarded.body, forwarded.headers.get("content-type", ""), forwarded.parameters)
+    except InvalidInputError as error:
+        yield Response.refused(error, name)
+        return
+    # As TorchServe names the endpoint of OpenAI's API to handlers.
+    headers = {**forwarded.headers, "url_path": forwarded.path}
+    async for piece in batcher.submit(Request(row, headers, name)):
+        yield piece

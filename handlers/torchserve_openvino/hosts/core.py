@@ -5,7 +5,6 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import Source, read_yaml
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
 from torchserve_openvino.files.json_text import read_json_object
+from torchserve_openvino.hosts.messages import Kind, Request, Response
 from torchserve_openvino.packaging.archive import extract, read_packed_config
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.handler import OpenVINOHandler
@@ -20,7 +20,6 @@ from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, named_files
-from torchserve_openvino.serving.requests.batch_answer import refusal, with_request_id
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.json_body import parse_json
@@ -29,54 +28,22 @@ logger = logging.getLogger(__name__)
 
 # TorchServe's defaults.
 _DELAY_MS, _TIMEOUT_SECONDS = 100, 120
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request.
-
-    Attributes:
-        row: Its parts by name, as TorchServe passes them to a handler: ``{"body": ...}``.
-        headers: Its headers.
-        id: Its id.
-        envelope: The protocol that its body follows; None for the handler's own.
-        arrived: When it came, in seconds since 1970; 0 if that is not known.
-    """
-
-    row: Mapping[str, Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
-    id: str = ""
-    envelope: Envelope | None = None
-    arrived: float = 0.0
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What is sent for one request, or a piece of it."""
-
-    body: bytes
-    content_type: str
-    status: int = HTTPStatus.OK
-
-    @staticmethod
-    def refused(error: ItemError, name: str = "") -> "Answered":
-        """Returns what the sender of a refused request gets.
-
-        Args:
-            error: Why it is refused.
-            name: The request's id.
-        """
-        body, content_type = encoded(with_request_id(refusal(error), name))
-        return Answered(body, content_type, error.status)
+# Handlers read these forms of bodies. Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
+_ENVELOPES: dict[Kind, Envelope] = {
+    "json": Envelope("json"),
+    "kserve": Envelope("kserve"),
+    "kservev2": Envelope("kservev2"),
+}
 
 
 class Host:
     """One loaded archive.
 
     Args:
-        archive: The .mar.
+        archive: The .mar, or the folder into which it was unpacked.
         record: Gets metrics.
-        place: Folder to unpack into; a private temporary one, if None.
+        folder: Folder to unpack into; a private temporary one, if None.
+        workers: Workers of the model on this machine, which share its cores; None leaves that to the YAML.
 
     Attributes:
         record: Gets metrics.
@@ -93,15 +60,18 @@ class Host:
         PackagingError: The file is no archive.
     """
 
-    def __init__(self, archive: Path, record: Record, place: Path | None = None) -> None:
-        if place is None:
+    def __init__(self, archive: Path, record: Record, folder: Path | None = None, workers: int | None = None) -> None:
+        if archive.is_dir():
+            folder = archive
+        elif folder is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-")
-            place = Path(self._scratch.name)
-        extract(archive, place)
-        manifest = read_json_object(place / MANIFEST)
-        model = named_files(manifest, place)
+            folder = Path(self._scratch.name)
+        if folder != archive:
+            extract(archive, folder)
+        manifest = read_json_object(folder / MANIFEST)
+        model = named_files(manifest, folder)
         name = model.get("configFile")
-        source = read_yaml(place / name) if name else Source({}, "defaults")
+        source = read_yaml(folder / name) if name else Source({}, "defaults")
         config = dict(source.data)
         self.record = record
         self.name, self.version = str(model["modelName"]), str(model.get("modelVersion") or "1.0")
@@ -110,82 +80,103 @@ class Host:
         self.timeout = float(config.get("responseTimeout", _TIMEOUT_SECONDS))
         self.awaits = bool(config.get("asyncCommunication"))
         self.ended = ""
-        self._context = Context(manifest, str(place), config, self.batch_size, HostMetrics(record))
-        self._handler = _handler_of(place, model["handler"])
+        self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))
+        self._context.workers = workers
+        self._handler = _handler_of(folder, model["handler"])
         self._handler.initialize(self._context)
 
     def describe(self) -> dict[str, Any]:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
         return self._handler.describe_handle()
 
-    def answer(self, asked: Sequence[Asked], send: Callable[[int, Answered], None]) -> list[Answered]:
+    def answer(
+        self,
+        requests: Sequence[Request],
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None = None,
+    ) -> list[Response]:
         """Answers requests of one call, each with its own status.
 
         Args:
-            asked: The requests; all in the same envelope.
-            send: Gets pieces of answers that are streamed, with the place of their request.
+            requests: The requests; all in the same envelope.
+            send: Gets pieces of answers that are streamed, with the index of their request.
+            is_gone: Returns True if the client of the request at an index has hung up.
         """
-        context = self._context_of(asked, send)
-        rows = [dict(each.row) for each in asked]
+        context = self._context_of(requests, send, is_gone)
+        rows = [dict(each.row) for each in requests]
         try:
-            if asked[0].envelope is not None:
-                bodies = worker_of(self._handler).handle_envelope(asked[0].envelope, rows, context)
+            if requests[0].envelope is not None:
+                bodies = worker_of(self._handler).handle_envelope(_ENVELOPES[requests[0].envelope], rows, context)
             else:
                 bodies = self._handler.handle(rows, context)
-            if len(bodies) != len(asked):
-                raise RuntimeError(f"the handler returned {len(bodies)} answers to {len(asked)} requests")
-            return [self._sent(context, place, body) for place, body in enumerate(bodies)]
+            if len(bodies) != len(requests):
+                raise RuntimeError(f"the handler returned {len(bodies)} answers to {len(requests)} requests")
+            return [self._to_response(context, index, body) for index, body in enumerate(bodies)]
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return [Answered.refused(_replaced(self.ended), each.id) for each in asked]
+            return [Response.refused(_replaced(self.ended), each.id) for each in requests]
         except Exception as error:
             # TorchServe answers the whole call with a server error, too.
             fault = server_fault(error)
-            return [Answered.refused(fault, each.id) for each in asked]
+            return [Response.refused(fault, each.id) for each in requests]
 
-    async def answer_alone(self, asked: Asked, send: Callable[[int, Answered], None]) -> Answered:
+    async def answer_alone(
+        self,
+        request: Request,
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None = None,
+    ) -> Response:
         """Answers one request whose handler is awaited; see `awaits`."""
-        context = self._context_of([asked], send)
-        rows = [dict(asked.row)]
+        context = self._context_of([request], send, is_gone)
+        rows = [dict(request.row)]
         try:
-            if asked.envelope is not None:
-                called = worker_of(self._handler).handle_envelope(asked.envelope, rows, context)
+            if request.envelope is not None:
+                called = worker_of(self._handler).handle_envelope(_ENVELOPES[request.envelope], rows, context)
             else:
                 called = self._handler.handle(rows, context)
             (body,) = await called
-            return self._sent(context, 0, body)
+            return self._to_response(context, 0, body)
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return Answered.refused(_replaced(self.ended), asked.id)
+            return Response.refused(_replaced(self.ended), request.id)
         except Exception as error:
-            return Answered.refused(server_fault(error), asked.id)
+            return Response.refused(server_fault(error), request.id)
 
-    def _sent(self, context: Context, place: int, body: Any) -> Answered:
+    def _to_response(self, context: Context, index: int, body: Any) -> Response:
         """Returns what is sent for one request; a body that can't be sent is refused, and no other."""
-        sent = isolated(lambda: _answered(context, place, body))
-        return Answered.refused(sent) if isinstance(sent, ItemError) else sent
+        response = isolated(lambda: _response(context, index, body))
+        return Response.refused(response) if isinstance(response, ItemError) else response
 
-    def _context_of(self, asked: Sequence[Asked], send: Callable[[int, Answered], None]) -> Context:
-        def send_piece(place: int, body: Any) -> None:
-            send(place, _answered(context, place, body))
+    def _context_of(
+        self,
+        requests: Sequence[Request],
+        send: Callable[[int, Response], None],
+        is_gone: Callable[[int], bool] | None,
+    ) -> Context:
+        def send_piece(index: int, body: Any) -> None:
+            send(index, _response(context, index, body))
 
-        context = self._context.for_requests([each.id for each in asked], [each.headers for each in asked], send_piece)
-        context.arrived = [each.arrived for each in asked]
+        context = self._context.for_requests(
+            [each.id for each in requests], [each.headers for each in requests], send_piece
+        )
+        if is_gone is not None:
+            context.is_gone = is_gone
+        context.arrived = [each.arrived for each in requests]
         return context
 
 
-def _handler_of(place: Path, name: str) -> Any:
+def _handler_of(folder: Path, name: str) -> Any:
     """Returns the archive's handler, not initialized yet.
 
     Raises:
         ModelLoadError: It can't be imported here, or is not one of this package's.
     """
-    if not (place / name).is_file():
+    if not (folder / name).is_file():
         raise ModelLoadError(
             f"the archive's handler is {name}, TorchServe's own. Package it with a handler of this package: "
             f"`torchserve-openvino package`, or handler.openvino.wrap: {name}."
         )
-    sys.path.insert(0, str(place))
+    sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(Path(name).stem)
     except ImportError as error:
@@ -200,10 +191,10 @@ def _handler_of(place: Path, name: str) -> Any:
     return classes[0]()
 
 
-def _answered(context: Context, place: int, body: Any) -> Answered:
+def _response(context: Context, index: int, body: Any) -> Response:
     content, content_type = encoded(body)
-    return Answered(
-        content, context.get_response_content_type(place) or content_type, context.get_response_status(place)[0]
+    return Response(
+        content, context.get_response_content_type(index) or content_type, context.get_response_status(index)[0]
     )
 
 

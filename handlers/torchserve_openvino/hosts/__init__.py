@@ -1,0 +1,1 @@
+"""Serves archives made for TorchServe on other hosts: Ray Serve and KServe."""

@@ -1,0 +1,1 @@
+"""`torchserve-openvino serve`: archives on one machine, without TorchServe and Java."""

@@ -1,0 +1,524 @@
+"""`ServedArchive`: one version of a model, with its queue and its workers."""
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.hosts.messages import Response, unavailable
+from torchserve_openvino.hosts.serve.pending import Pending
+from torchserve_openvino.hosts.serve.process import RefusedError, WorkerLostError, WorkerProcess
+from torchserve_openvino.hosts.serve.settings import ModelSettings
+from torchserve_openvino.packaging.archive import extract
+
+logger = logging.getLogger(__name__)
+
+# Seconds before a worker that ended starts again: doubled each time, up to the most.
+_FIRST_PAUSE, _MOST_PAUSE = 0.5, 30.0
+# A worker that ran for this long starts again after the first pause.
+_STEADY_SECONDS = 60.0
+# Kind of a call of `Record` by which gauges with a label are removed.
+FORGET = "forget"
+_UNPACKED = "torchserve-openvino-"
+
+Record = Callable[[str, str, float, Mapping[str, str]], None]
+
+
+class ServedArchive:
+    """One archive: requests wait in its queue, and its workers take them, each a batch at a time.
+
+    Args:
+        archive: The .mar.
+        settings: What it says.
+        workers: Worker processes.
+        record: Gets metrics.
+        on_change: Called with a line of text when the state of a worker changes.
+
+    Attributes:
+        archive: The .mar.
+        settings: What it says.
+        loaded: When its first worker was ready, in seconds since 1970; 0 before.
+        used: When the last request came or was answered, by `time.monotonic`.
+        memory: Bytes that its workers had when they were last looked at.
+        stamp: Date and size of the archive's file when it was read.
+    """
+
+    def __init__(
+        self,
+        archive: Path,
+        settings: ModelSettings,
+        workers: int,
+        record: Record,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.archive, self.settings, self.workers = archive, settings, workers
+        self.loaded, self.used, self.memory = 0.0, time.monotonic(), 0
+        self.stamp = stamp_of(archive)
+        self._record, self._on_change = record, on_change
+        self._scratch = tempfile.TemporaryDirectory(prefix=_UNPACKED, ignore_cleanup_errors=True)
+        self._folder = Path(self._scratch.name) / "archive"
+        self._queue: deque[Pending] = deque()
+        self._open: set[Pending] = set()
+        self._waiters: set[asyncio.Future[None]] = set()
+        # The worker that collects its batch: requests that come meanwhile are for it.
+        self._collector: WorkerProcess | None = None
+        self._processes: dict[int, WorkerProcess] = {}
+        self._slots: dict[int, asyncio.Task[None]] = {}
+        self._timers: dict[Pending, asyncio.TimerHandle] = {}
+        self._ending = asyncio.Event()
+        self._first_end: asyncio.Future[None] | None = None
+        self._refused_because = ""
+        self.step = "waiting to start"
+        self.restarts = 0
+        self._is_stopped = False
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """Name and version, for messages."""
+        return f"{self.settings.name} {self.settings.version}"
+
+    @property
+    def state(self) -> str:
+        """``READY``, ``loading``, ``idle``, ``failed`` or ``ended``."""
+        if any(each.is_ready for each in self._processes.values()):
+            return "READY"
+        if self._refused_because:
+            return "failed"
+        if self._slots:
+            return "loading"
+        return "idle" if self.loaded and not self._is_stopped else "ended"
+
+    @property
+    def problem(self) -> str:
+        """Why no worker can answer; empty while one can, or will once it has loaded."""
+        return "" if self.state in {"READY", "idle"} else self._refused_because or f"it is {self.state}: {self.step}"
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose call has not begun."""
+        return len(self._queue)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._open)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of its workers."""
+        return [each.pid for each in self._processes.values() if each.pid is not None and not each.ended.done()]
+
+    def describe(self) -> dict[str, Any]:
+        """Returns its description, with the keys of TorchServe's management API."""
+        settings, workers = self.settings, []
+        for number, process in sorted(self._processes.items()):
+            status = "READY" if process.is_ready else "UNLOADING"
+            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(process.started))
+            workers.append({
+                "id": str(number), "startTime": started, "status": status, "memoryUsage": _resident(process.pid),
+                "pid": process.pid or 0, "gpu": False,
+            })  # fmt: skip
+        return {
+            "modelName": settings.name, "modelVersion": settings.version, "modelUrl": self.archive.name,
+            "runtime": "python", "status": self.state, "minWorkers": self.workers, "maxWorkers": self.workers,
+            "batchSize": settings.batch_size, "maxBatchDelay": round(settings.delay * 1e3),
+            "responseTimeout": round(settings.timeout), "startupTimeout": round(settings.startup),
+            "loadedAtStartup": True, "workers": workers,
+            "jobQueueStatus": {
+                "remainingCapacity": max(0, settings.queue_size - self.waiting), "pendingRequests": self.waiting,
+            },
+        }  # fmt: skip
+
+    async def report(self, seconds: float) -> dict[str, Any] | None:
+        """Returns the report of a worker; None if none is ready, or all are busy for so long."""
+        ready = [each for each in self._processes.values() if each.is_ready]
+        tasks = [asyncio.create_task(each.describe(seconds)) for each in ready]
+        try:
+            for task in asyncio.as_completed(tasks):
+                if (report := await task) is not None:
+                    return report
+            return None
+        finally:
+            for each in tasks:
+                each.cancel()
+
+    # --- start and end ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Unpacks the archive, starts its workers, and waits until one of them is ready.
+
+        Raises:
+            PackagingError: The archive can't be unpacked.
+            ModelLoadError: It is refused, or its worker ends.
+        """
+        if not self._folder.is_dir():
+            self.step = "unpacking"
+            await asyncio.to_thread(extract, self.archive, self._folder)
+        first = self._start_workers()
+        try:
+            await first
+        except (WorkerLostError, OSError) as error:
+            await self.stop(0)
+            raise ModelLoadError(f"{self.archive}: {error}") from error
+
+    def _start_workers(self) -> asyncio.Future[None]:
+        self._ending.clear()
+        self._refused_because = ""
+        self.used = time.monotonic()
+        first = self._first_end = asyncio.get_running_loop().create_future()
+        for number in range(self.workers):
+            self._slots[number] = asyncio.create_task(self._keep_worker(number))
+        return first
+
+    def _first_ends(self, error: Exception | None) -> None:
+        if self._first_end is not None and not self._first_end.done():
+            if error is None:
+                self._first_end.set_result(None)
+            else:
+                self._first_end.set_exception(error)
+                # Where requests started the workers again, they wait for it, and nobody else.
+                self._first_end.exception()
+
+    async def stop(self, grace: float) -> None:
+        """Answers what waits and runs, for at most so many seconds; then ends the workers, and refuses the rest.
+
+        Args:
+            grace: Seconds.
+        """
+        await self._end_workers(grace)
+        self._refuse_all("the server stops")
+        self._is_stopped = True
+        await asyncio.to_thread(self._scratch.cleanup)
+
+    async def rest(self) -> None:
+        """Ends the workers until the next request, which starts them again."""
+        logger.info("%s: idle, its workers end until the next request", self.label)
+        self._on_change(f"{self.label} is idle")
+        await self._end_workers(self.settings.timeout)
+        if self._queue:
+            self._start_workers()
+
+    async def _end_workers(self, grace: float) -> None:
+        self._ending.set()
+        self._notify()
+        slots = list(self._slots.values())
+        if slots:
+            _, late = await asyncio.wait(slots, timeout=grace) if grace else (None, set(slots))
+            for process in self._processes.values() if late else ():
+                process.kill("the server stops")
+            await asyncio.wait(slots)
+        self._slots.clear()
+        self._processes.clear()
+        self._show()
+
+    def _refuse_all(self, reason: str) -> None:
+        self._queue.clear()
+        for pending in list(self._open):
+            pending.add(unavailable(reason, pending.id), last=True)
+
+    # --- workers ------------------------------------------------------------------------------------------------
+
+    async def _keep_worker(self, number: int) -> None:
+        """Runs one worker, and starts it again when it ends."""
+        pause = _FIRST_PAUSE
+        while not self._ending.is_set():
+            process = self._processes[number] = WorkerProcess(
+                self._folder, self.workers, self._loads, self._take_metrics
+            )
+            ready = 0.0
+            try:
+                await process.start()
+                await process.until_ready(self.settings.startup)
+                ready = time.monotonic()
+                self._is_ready(number, process)
+                await self._feed(process)
+                reason = ""
+            except (WorkerLostError, OSError) as error:
+                reason = str(error)
+                process.kill(reason)
+                self._was_lost(number, error)
+            finally:
+                await process.stop()
+                self._forget(process)
+            if self._ending.is_set():
+                return
+            if ready and time.monotonic() - ready > _STEADY_SECONDS:
+                pause = _FIRST_PAUSE
+            self.restarts += 1
+            self._record("counter", "openvino_worker_restarts_total", 1, self._labels)
+            logger.warning("%s: worker %d ended: %s; it starts again in %g s", self.label, number, reason, pause)
+            self._on_change(f"{self.label}: worker {number} ended: {reason}")
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+            pause = min(2 * pause, _MOST_PAUSE)
+
+    def _loads(self, step: str) -> None:
+        self.step = step
+
+    def _is_ready(self, number: int, process: WorkerProcess) -> None:
+        self._refused_because = ""
+        self.loaded = self.loaded or time.time()
+        self.used = time.monotonic()
+        logger.info("%s: worker %d (process %s) is READY", self.label, number, process.pid)
+        self._on_change(f"{self.label}: worker {number} is READY")
+        self._first_ends(None)
+        self._show()
+
+    def _was_lost(self, number: int, error: Exception) -> None:
+        first = self._first_end is not None and not self._first_end.done()
+        if isinstance(error, RefusedError) or first:
+            self._first_ends(error)
+            if not any(each.is_ready for each in self._processes.values()):
+                self._refused_because = f"no worker of {self.label} starts: {error}"
+                self._queue.clear()
+                for pending in [each for each in self._open if each in self._timers]:
+                    pending.add(unavailable(self._refused_because, pending.id), last=True)
+
+    def _forget(self, process: WorkerProcess) -> None:
+        process.is_ready = False
+        if self._collector is process:
+            self._collector = None
+        self._record(FORGET, "worker", 0, {"worker": str(process.pid)})
+        self._notify()
+        self._show()
+
+    async def _feed(self, process: WorkerProcess) -> None:
+        """Passes requests on to a worker, until it ends or is not needed any more.
+
+        Raises:
+            WorkerLostError: It ended, or has to be replaced.
+        """
+        if process.awaits:
+            await self._feed_alone(process)
+            return
+        while batch := await self._next_batch(process):
+            await process.call(batch, self.settings.timeout)
+        if process.ended.done():
+            raise WorkerLostError(process.ended.result())
+
+    async def _feed_alone(self, process: WorkerProcess) -> None:
+        """Passes each request on as a call of its own, up to as many as may wait."""
+        calls: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                if process.calls >= self.settings.queue_size:
+                    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+                elif not (batch := await self._next_batch(process, most=1, watched=calls)):
+                    if not any(each.done() for each in calls):
+                        break
+                else:
+                    calls.add(asyncio.create_task(process.call(batch, self.settings.timeout)))
+                    # It takes its number before the next request is counted.
+                    await asyncio.sleep(0)
+                for call in [each for each in calls if each.done()]:
+                    calls.remove(call)
+                    call.result()
+            if calls:
+                await asyncio.gather(*calls)
+            if process.ended.done():
+                raise WorkerLostError(process.ended.result())
+        finally:
+            # The worker ends; so do its calls, which refuse their requests.
+            process.kill("it is replaced") if calls else None
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _next_batch(
+        self, process: WorkerProcess, most: int | None = None, watched: set[asyncio.Task[None]] | None = None
+    ) -> list[Pending]:
+        """Waits for requests, and returns a batch of them; an empty one if the worker ended or is not needed.
+
+        Args:
+            process: The worker.
+            most: Most requests; by default the batch size.
+            watched: Calls at whose end this returns, too, with an empty batch.
+        """
+        watched = watched if watched is not None else set()
+        while not self._queue or self._collector not in (None, process):
+            if process.ended.done() or self._ending.is_set() or any(each.done() for each in watched):
+                return []
+            await self._changed({process.ended, *watched})
+        if process.ended.done():
+            return []
+        loop, batch = asyncio.get_running_loop(), [self._taken()]
+        self._collector = process
+        try:
+            until = loop.time() + self.settings.delay
+            while len(batch) < (most or self.settings.batch_size) and not process.ended.done():
+                if self._queue:
+                    if self._queue[0].group != batch[0].group:
+                        break
+                    batch.append(self._taken())
+                elif (left := until - loop.time()) <= 0 or self._ending.is_set():
+                    break
+                else:
+                    await self._changed({process.ended}, left)
+        except BaseException:
+            self._put_back(batch)
+            raise
+        finally:
+            self._collector = None
+            self._notify()
+            self._show()
+        if process.ended.done():
+            self._put_back(batch)
+            return []
+        return batch
+
+    def _taken(self) -> Pending:
+        pending = self._queue.popleft()
+        if (timer := self._timers.pop(pending, None)) is not None:
+            timer.cancel()
+        return pending
+
+    def _put_back(self, batch: Sequence[Pending]) -> None:
+        for pending in reversed(batch):
+            self._queue.appendleft(pending)
+            self._limit(pending)
+
+    async def _changed(self, others: set[Any], seconds: float | None = None) -> None:
+        """Waits until something changes: requests come, a worker is not needed, one of the others is done."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait({waiter, *others}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiters.discard(waiter)
+
+    def _notify(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    async def answer(self, pending: Pending) -> AsyncIterator[Response]:
+        """Yields the pieces of the response to a request; a full queue refuses it (503)."""
+        if self._refused_because and self.state == "failed":
+            pending.add(unavailable(self._refused_because, pending.id), last=True)
+        elif self.waiting >= self.settings.queue_size:
+            reason = f"{self.settings.queue_size} requests of {self.label} are waiting already (jobQueueSize)"
+            pending.add(unavailable(reason, pending.id), last=True)
+        else:
+            self._admit(pending)
+        try:
+            async for piece in pending.pieces():
+                yield piece
+        finally:
+            pending.hang_up()
+            if pending.on_left is not None:
+                pending.on_left()
+
+    def hand_over(self, successor: "ServedArchive") -> None:
+        """Lets another version of this archive answer what waits here."""
+        for _ in range(len(self._queue)):
+            pending = self._taken()
+            self._open.discard(pending)
+            successor._admit(pending)
+
+    def _admit(self, pending: Pending) -> None:
+        self._use(pending)
+        self._open.add(pending)
+        self._queue.append(pending)
+        pending.on_gone = lambda: self._drop(pending)
+        pending.on_left = lambda: self._leave(pending)
+        self._limit(pending)
+        if not self._slots and self.loaded and not self._is_stopped:
+            self._start_workers()
+            logger.info("%s: a request came, its workers start again", self.label)
+        self._notify()
+        self._show()
+
+    def _limit(self, pending: Pending) -> None:
+        left = max(0.0, pending.arrived + self.settings.timeout - time.time())
+        self._timers[pending] = asyncio.get_running_loop().call_later(left, self._expire, pending)
+
+    def _expire(self, pending: Pending) -> None:
+        """Refuses a request whose call has not begun in time."""
+        if pending in self._timers:
+            self._drop(pending)
+            why = "" if self.state == "READY" else f": {self.problem or self.state}"
+            reason = f"no worker of {self.label} was free within responseTimeout ({self.settings.timeout:g} s){why}"
+            pending.add(unavailable(reason, pending.id), last=True)
+
+    def _drop(self, pending: Pending) -> None:
+        """Takes a request out of the queue, of which nobody needs the response any more."""
+        if (timer := self._timers.pop(pending, None)) is not None:
+            timer.cancel()
+        with contextlib.suppress(ValueError):
+            self._queue.remove(pending)
+            pending.add(unavailable("the client hung up", pending.id), last=True) if pending.is_gone else None
+        self._show()
+
+    def _leave(self, pending: Pending) -> None:
+        self._drop(pending)
+        self._open.discard(pending)
+        self._use(pending)
+
+    def _use(self, pending: Pending) -> None:
+        # A probe must not keep a model that nobody uses.
+        if not pending.is_probe:
+            self.used = time.monotonic()
+
+    # --- metrics ------------------------------------------------------------------------------------------------
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {"model_name": self.settings.name, "model_version": self.settings.version}
+
+    def _take_metrics(self, metrics: Sequence[Any]) -> None:
+        for kind, name, value, labels in metrics:
+            self._record(kind, name, value, {**labels, **self._labels})
+
+    def _show(self) -> None:
+        self._record("gauge", "openvino_waiting_requests", self.waiting, self._labels)
+        ready = sum(each.is_ready for each in self._processes.values())
+        self._record("gauge", "openvino_ready_workers", ready, self._labels)
+
+    def measure(self) -> int:
+        """Returns the bytes of memory that its workers have now, those of their children included."""
+        if not self.pids:
+            return 0
+        self.memory = sum(map(_resident_tree, self.pids))
+        return self.memory
+
+
+def stamp_of(archive: Path) -> tuple[int, int]:
+    """Returns date and size of a file; zeros if it is missing."""
+    try:
+        status = archive.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _resident(pid: int | None) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss) if pid is not None else 0
+    except psutil.Error:
+        return 0
+
+
+def _resident_tree(pid: int) -> int:
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return 0
+    return _resident(pid) + sum(_resident(each.pid) for each in children)
+
+
+def background(run: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    """Runs a coroutine as a task, of which the set keeps a reference while it runs."""
+    task = asyncio.get_running_loop().create_task(run)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

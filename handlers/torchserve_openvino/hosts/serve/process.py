@@ -1,0 +1,279 @@
+"""`WorkerProcess`: the front process's side of one worker."""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.hosts.messages import Response, unavailable
+from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
+from torchserve_openvino.hosts.serve.pending import Pending
+
+logger = logging.getLogger(__name__)
+
+_MODULE = "torchserve_openvino.hosts.serve.worker"
+# Seconds in which a worker ends once it is not needed; it has no request then.
+_END_SECONDS = 5.0
+# Seconds in which a worker ends the generation of a request that nobody waits for.
+_CANCEL_SECONDS = 10.0
+
+
+class WorkerLostError(Exception):
+    """A worker ended, or does not answer; the message says how."""
+
+
+class RefusedError(WorkerLostError):
+    """A worker refused its model; the message says why."""
+
+
+@dataclass
+class _Call:
+    batch: Sequence[Pending]
+    done: asyncio.Future[str]
+    # When something of the response came last, by `time.monotonic`.
+    seen: float = field(default_factory=time.monotonic)
+
+
+class WorkerProcess:
+    """A process that loads one archive, and answers requests.
+
+    Args:
+        folder: The unpacked archive.
+        workers: Workers of the model.
+        on_step: Gets the step of the load, in words.
+        on_metrics: Gets metrics: kind, name, value and labels of each.
+
+    Attributes:
+        awaits: Whether each request is a call of its own; known once it is ready.
+        is_ready: Whether it answers.
+        started: When it was started, in seconds since 1970.
+        ended: Done once the process is gone, with how it ended.
+        calls: Calls that run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        workers: int,
+        on_step: Callable[[str], None] = lambda _: None,
+        on_metrics: Callable[[Sequence[Any]], None] = lambda _: None,
+    ) -> None:
+        self._folder, self._workers = folder, workers
+        self._on_step, self._on_metrics = on_step, on_metrics
+        self.awaits = self.is_ready = False
+        self.started = time.time()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        # Nothing is written to it, but it owns the connection from which messages are read.
+        self._answers: asyncio.StreamWriter | None = None
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+        self._reports: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        # Why this side ended it; empty if it ended by itself.
+        self._reason = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None before it was started."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def calls(self) -> int:
+        """Calls that run."""
+        return len(self._calls)
+
+    async def start(self) -> None:
+        """Starts the process.
+
+        Raises:
+            OSError: The system does not start it.
+        """
+        commands, worker_commands = socket.socketpair()
+        answers, worker_answers = socket.socketpair()
+        with worker_commands, worker_answers:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", _MODULE, str(self._folder), str(self._workers), str(worker_answers.fileno()),
+                stdin=worker_commands.fileno(), stdout=subprocess.DEVNULL,
+                pass_fds=[worker_answers.fileno()], cwd=self._folder, env=_environment(),
+            )  # fmt: skip
+        reader, self._answers = await asyncio.open_connection(sock=answers)
+        _, self._writer = await asyncio.open_connection(sock=commands)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def until_ready(self, seconds: float) -> None:
+        """Waits until the archive is loaded.
+
+        Raises:
+            RefusedError: The archive is refused.
+            WorkerLostError: The process ended, or takes longer than this.
+        """
+        ends: set[asyncio.Future[Any]] = {self._loaded, self.ended}
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._loaded.done():
+            self._loaded.result()
+        elif self.ended.done():
+            raise WorkerLostError(self.ended.result())
+        else:
+            raise WorkerLostError(f"it takes longer than startupTimeout ({seconds:g} s) to load")
+
+    async def call(self, batch: Sequence[Pending], timeout: float) -> None:
+        """Has requests answered; each has its last piece when this returns.
+
+        Args:
+            batch: The requests; one, if the worker `awaits`.
+            timeout: Seconds without anything of the response after which the worker counts as hung.
+
+        Raises:
+            WorkerLostError: The worker ended, hangs, or has to be replaced.
+        """
+        number = next(self._numbers)
+        call = self._calls[number] = _Call(batch, asyncio.get_running_loop().create_future())
+        for index, pending in enumerate(batch):
+            pending.on_gone = lambda index=index: self._send({"kind": "gone", "call": number, "index": index})
+        try:
+            self._send({"kind": "call", "requests": [each.head() for each in batch]}, number, batch)
+            for index, pending in enumerate(batch):
+                if pending.is_gone:
+                    self._send({"kind": "gone", "call": number, "index": index})
+            reason = await self._finished(number, call, timeout)
+        finally:
+            del self._calls[number]
+            for pending in batch:
+                pending.on_gone = None
+        if reason:
+            raise WorkerLostError(reason)
+
+    async def _finished(self, number: int, call: _Call, timeout: float) -> str:
+        """Waits for the end of a call; returns why the worker has to be replaced, or an empty text."""
+        reason, limit = "", timeout
+        while not call.done.done():
+            left = call.seen + limit - time.monotonic()
+            await asyncio.wait({call.done, self.ended}, timeout=max(0, left), return_when=asyncio.FIRST_COMPLETED)
+            if call.done.done():
+                break
+            if self.ended.done():
+                reason = f"its worker ended ({self.ended.result()})"
+            elif call.seen + limit > time.monotonic():
+                continue
+            else:
+                reason = f"a call took longer than responseTimeout ({timeout:g} s)"
+            for pending in call.batch:
+                pending.add(unavailable(reason, pending.id), last=True)
+            if self.awaits and not self.ended.done() and limit == timeout:
+                # Other requests run in the same engine: the worker gets time to end this one alone.
+                self._send({"kind": "gone", "call": number, "index": 0})
+                call.seen, limit = time.monotonic(), _CANCEL_SECONDS
+                continue
+            return reason
+        return call.done.result()
+
+    def _send(self, head: dict[str, Any], number: int | None = None, batch: Sequence[Pending] = ()) -> None:
+        if self._writer is not None and not self.ended.done():
+            more = {} if number is None else {"call": number}
+            self._writer.write(packed({**head, **more}, b"".join(each.body for each in batch)))
+
+    async def describe(self, seconds: float) -> dict[str, Any] | None:
+        """Returns the worker's report; None if it does not come in time, as while a call runs."""
+        number = next(self._numbers)
+        report = self._reports[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send({"kind": "describe"}, number)
+            await asyncio.wait({report, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return report.result() if report.done() else None
+        finally:
+            del self._reports[number]
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while (frame := await read_frame(reader)) is not None:
+                self._take(frame)
+        except Exception:
+            logger.exception("worker %s sent what is no message", self.pid)
+            self.kill("it sent what is no message")
+        assert self._process is not None
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _END_SECONDS)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            code = await self._process.wait()
+        self.is_ready = False
+        if not self.ended.done():
+            self.ended.set_result(self._reason or _how_it_ended(code))
+
+    def _take(self, frame: Frame) -> None:
+        head, body = frame
+        kind = head["kind"]
+        if kind == "piece":
+            if (call := self._calls.get(head["call"])) is not None:
+                call.seen = time.monotonic()
+                call.batch[head["index"]].add(Response(body, head["type"], head["status"]), head["last"])
+        elif kind == "done":
+            if (call := self._calls.get(head["call"])) is not None and not call.done.done():
+                call.done.set_result(head["ended"])
+        elif kind == "metrics":
+            self._on_metrics(head["metrics"])
+        elif kind == "report":
+            if (report := self._reports.get(head["call"])) is not None and not report.done():
+                report.set_result(head["report"])
+        elif kind == "step":
+            self._on_step(head["text"])
+        elif kind == "ready":
+            self.awaits, self.is_ready = head["awaits"], True
+            self._loaded.set_result(None)
+        elif kind == "refused":
+            self._loaded.set_exception(RefusedError(head["reason"]))
+            # It may be that nobody waits any more.
+            self._loaded.exception()
+
+    def kill(self, reason: str) -> None:
+        """Ends the process at once."""
+        self._reason = self._reason or reason
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ends the process, after what it is doing now; at once if that takes long."""
+        self.is_ready = False
+        if self._process is None:
+            return
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_SECONDS)
+        except asyncio.TimeoutError:
+            self.kill("it did not end by itself")
+        if self._reading is not None:
+            await self._reading
+        if self._answers is not None:
+            self._answers.close()
+
+
+def _environment() -> dict[str, str]:
+    """Returns a worker's environment: it runs in the folder of its archive, whose files must not hide modules."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    if path := environment.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(each).absolute()) for each in path.split(os.pathsep) if each
+        )
+    return environment
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

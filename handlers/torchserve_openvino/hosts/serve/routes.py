@@ -1,0 +1,358 @@
+"""The URLs of `serve`: TorchServe's, KServe's version 2, those of standard clients, and Prometheus'."""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from torchserve_openvino.errors import (
+    ItemError,
+    PayloadTooLargeError,
+    TorchServeOpenVINOError,
+    UnsupportedMediaTypeError,
+)
+from torchserve_openvino.hosts import http
+from torchserve_openvino.hosts.messages import Kind, Response, unavailable
+from torchserve_openvino.hosts.serve.model import ServedArchive
+from torchserve_openvino.hosts.serve.pending import HEALTH_HEADER, Pending
+from torchserve_openvino.hosts.serve.registry import Registry
+from torchserve_openvino.serving.requests.refusals import refusal
+
+_ID = "x-request-id"
+_STREAM = "text/event-stream"
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+# A short wait for the end of an answer whose first piece is there; one that goes on is sent in pieces.
+_END_SECONDS = 0.005
+# Seconds in which a request's body has to arrive.
+_BODY_SECONDS = 60.0
+# Seconds that a description waits for a worker's report.
+_REPORT_SECONDS = 10.0
+_PREDICT = ["GET", "POST", "PUT"]
+
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+class PendingResponse:
+    """An ASGI response that sends the pieces of an answer as they come, and sees the client hang up.
+
+    Args:
+        model: Answers the request.
+        pending: The request.
+    """
+
+    def __init__(self, model: ServedArchive, pending: Pending) -> None:
+        self._model, self._pending = model, pending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response."""
+        watch = asyncio.create_task(self._watch(receive))
+        pieces = self._model.answer(self._pending)
+        try:
+            first = await anext(pieces)
+            stream = first.content_type.startswith(_STREAM)
+            if not self._pending.is_answered and not stream:
+                await asyncio.sleep(_END_SECONDS)
+            headers = {_ID: self._pending.id}
+            if self._pending.is_answered and not stream:
+                body = first.body + b"".join([piece.body async for piece in pieces])
+                response = HttpResponse(body, first.status, headers, media_type=first.content_type)
+                await response(scope, receive, send)
+                return
+            start = HttpResponse(None, first.status, headers, media_type=first.content_type)
+            raw = [(name, value) for name, value in start.raw_headers if name != b"content-length"]
+            await send({"type": "http.response.start", "status": first.status, "headers": raw})
+            await send({"type": "http.response.body", "body": first.body, "more_body": True})
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece.body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+            await pieces.aclose()  # type: ignore[attr-defined]
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._pending.hang_up()
+
+
+class Site:
+    """The endpoints of one server.
+
+    Args:
+        registry: Its models.
+        metrics: Where metrics are collected.
+        most_bytes: Most bytes of a request's body.
+
+    Attributes:
+        drains: Whether the server stops: what runs is answered, new requests are refused.
+    """
+
+    def __init__(
+        self, registry: Registry, metrics: prometheus_client.CollectorRegistry, most_bytes: int = http.LARGEST
+    ) -> None:
+        self._registry, self._metrics, self._most_bytes = registry, metrics, most_bytes
+        self.drains = False
+
+    def app(self) -> Starlette:
+        """Returns the application."""
+        routes = [
+            Route("/ping", self._answering(self.ping)),
+            Route("/metrics", self.metrics),
+            Route("/models", self._answering(self.models)),
+            Route("/models/{name}", self._answering(self.describe)),
+            Route("/models/{name}/{version}", self._answering(self.describe)),
+            Route("/models/{name}/reload", self._answering(self.reload), methods=["POST"]),
+            Route("/models/{name}/{version}/reload", self._answering(self.reload), methods=["POST"]),
+            Route("/predictions/{name}", self._answering(self.predict), methods=_PREDICT),
+            Route("/predictions/{name}/{rest:path}", self._answering(self.predict), methods=_PREDICT),
+            Route("/explanations/{name}", self._answering(self.predict), methods=_PREDICT),
+            Route("/explanations/{name}/{rest:path}", self._answering(self.predict), methods=_PREDICT),
+            Route("/v2/health/live", self._answering(self.live)),
+            Route("/v2/health/ready", self._answering(self.ready)),
+            Route("/v2", self._answering(self.server)),
+        ]
+        for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+            routes += [
+                Route(path, self._answering(self.metadata)),
+                Route(f"{path}/ready", self._answering(self.model_ready)),
+                Route(f"{path}/infer", self._answering(self.infer), methods=["POST"]),
+            ]
+        for prefix in ("", "/openai"):
+            routes += [
+                Route(f"{prefix}/{path}", self._answering(self.standard), methods=["POST"]) for path in http.STANDARD
+            ]
+            routes += [Route(f"{prefix}/v1/models{more}", self._answering(self.list_models)) for more in ("", "/{id}")]
+        return Starlette(routes=routes)
+
+    def _answering(self, endpoint: Endpoint) -> Endpoint:
+        """Returns an endpoint whose refusals are sent to the client."""
+
+        async def answered(request: Request) -> Any:
+            try:
+                return await endpoint(request)
+            except ItemError as error:
+                return JSONResponse(refusal(error), error.status)
+            except ClientDisconnect:
+                return PlainTextResponse("", 400)
+
+        return answered
+
+    # --- health -------------------------------------------------------------------------------------------------
+
+    @property
+    def problems(self) -> list[str]:
+        """Why some model can't answer now; empty if all can."""
+        if self.drains:
+            return ["the server stops"]
+        return [f"{each.label}: {each.problem}" for each in self._registry if each.problem]
+
+    async def ping(self, request: Request) -> HttpResponse:
+        """Answers TorchServe's ``GET /ping``: healthy if each model has a worker that is ready, or rests."""
+        if problems := self.problems:
+            body = {"status": "Unhealthy", "reason": "; ".join(problems)}
+            return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse({"status": "Healthy"})
+
+    async def live(self, request: Request) -> HttpResponse:
+        """Answers ``GET /v2/health/live``."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> HttpResponse:
+        """Answers ``GET /v2/health/ready``: a worker of each model answers its warm-up sample, or the model rests."""
+        found = await asyncio.gather(*(self._problem(each) for each in self._registry))
+        problems = [f"{each.label}: {problem}" for each, problem in zip(self._registry, found, strict=True) if problem]
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
+        return JSONResponse({"ready": not problems, **({"reason": "; ".join(problems)} if problems else {})}, status)
+
+    async def model_ready(self, request: Request) -> HttpResponse:
+        """Answers ``GET /v2/models/NAME/ready``."""
+        problem = await self._problem(self._model(request))
+        body = {"name": request.path_params["name"], "ready": not problem, **({"reason": problem} if problem else {})}
+        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK)
+
+    async def _problem(self, model: ServedArchive) -> str:
+        """Returns why a model is not ready; empty if a worker answers its warm-up sample rightly, or it rests."""
+        if self.drains:
+            return "the server stops"
+        if model.problem or model.state == "idle":
+            return model.problem
+        pending = Pending(b"{}", "application/json", headers={HEALTH_HEADER: "1", "explain": "False"},
+                          id=uuid.uuid4().hex, arrived=time.time())  # fmt: skip
+        pieces = [piece async for piece in model.answer(pending)]
+        body = b"".join(piece.body for piece in pieces)
+        try:
+            state = json.loads(body)
+            return "" if state.get("healthy") else str(state.get("reason") or state.get("message") or state)
+        except (ValueError, AttributeError):
+            return f"its handler does not answer for its health: {body[:100]!r}"
+
+    async def metrics(self, request: Request) -> HttpResponse:
+        """Answers ``GET /metrics``."""
+        text = await asyncio.to_thread(prometheus_client.generate_latest, self._metrics)
+        return HttpResponse(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    # --- models -------------------------------------------------------------------------------------------------
+
+    def _model(self, request: Request) -> ServedArchive:
+        return self._registry.model(request.path_params["name"], request.path_params.get("version"))
+
+    async def models(self, request: Request) -> HttpResponse:
+        """Answers ``GET /models``."""
+        entries = [
+            {"modelName": each.settings.name, "modelVersion": each.settings.version, "modelUrl": each.archive.name,
+             "status": each.state}
+            for each in self._registry
+        ]  # fmt: skip
+        return JSONResponse({"models": entries})
+
+    async def describe(self, request: Request) -> HttpResponse:
+        """Answers ``GET /models/NAME[/VERSION]``, with a worker's report if ``customized`` is true."""
+        name, version = request.path_params["name"], request.path_params.get("version")
+        archives = self._registry.versions(name) if version == "all" else [self._model(request)]
+        entries = []
+        for each in archives:
+            entry = each.describe()
+            if request.query_params.get("customized", "").lower() == "true":
+                report = await each.report(_REPORT_SECONDS)
+                entry["customizedMetadata"] = report if report is not None else each.problem or "all workers are busy"
+            entries.append(entry)
+        return HttpResponse(json.dumps(entries, indent=2, default=str), media_type="application/json")
+
+    async def reload(self, request: Request) -> HttpResponse:
+        """Answers ``POST /models/NAME/reload``, from this machine only."""
+        client = request.client.host if request.client is not None else ""
+        if client not in _LOOPBACK or {"forwarded", "x-forwarded-for", "origin"} & set(request.headers):
+            error = ItemError("a model is reloaded from this machine only, and not by a browser or through a proxy")
+            error.status = HTTPStatus.FORBIDDEN.value
+            raise error
+        name, version = request.path_params["name"], request.path_params.get("version")
+        try:
+            model = await self._registry.reload(name, version)
+        except ItemError:
+            raise
+        except (TorchServeOpenVINOError, OSError) as error:
+            body = {"code": 409, "type": type(error).__name__, "message": f"{error} The former state is served on."}
+            return JSONResponse(body, HTTPStatus.CONFLICT)
+        return JSONResponse({"status": f"{model.label} is reloaded"})
+
+    async def server(self, request: Request) -> HttpResponse:
+        """Answers ``GET /v2``."""
+        return JSONResponse({"name": "torchserve-openvino", "extensions": []})
+
+    async def metadata(self, request: Request) -> HttpResponse:
+        """Answers ``GET /v2/models/NAME``."""
+        model = self._model(request)
+        versions = [each.settings.version for each in self._registry.versions(model.settings.name)]
+        body = {"name": model.settings.name, "versions": versions, "platform": "torchserve_openvino"}
+        return JSONResponse({**body, "inputs": [], "outputs": []})
+
+    async def list_models(self, request: Request) -> Any:
+        """Answers ``GET /v1/models`` and ``GET /v1/models/NAME``, as OpenAI's clients read them."""
+        loaded = {name: self._registry.model(name).loaded for name in self._registry.names}
+        path = f"v1/models/{request.path_params['id']}" if "id" in request.path_params else "v1/models"
+        forwarded = http.ForwardedRequest("GET", "", path, b"", {}, {})
+        return await http.response(http.only(http.models(forwarded, loaded)))
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    async def predict(self, request: Request) -> Any:
+        """Answers TorchServe's ``/predictions/NAME[/VERSION][/PATH]``, and ``/explanations/`` likewise."""
+        name, rest = request.path_params["name"], request.path_params.get("rest", "").strip("/")
+        version, _, path = rest.partition("/")
+        known = {each.settings.version for each in self._registry.versions(name)}
+        if version in known or http.is_version(version):
+            model = self._registry.model(name, version)
+        else:
+            model, path = self._registry.model(name), rest
+        explains = request.url.path.startswith("/explanations/")
+        return await self._answer(request, model, {"url_path": path, "explain": str(explains)})
+
+    async def infer(self, request: Request) -> Any:
+        """Answers ``POST /v2/models/NAME/infer``."""
+        if "inference-header-content-length" in request.headers:
+            raise UnsupportedMediaTypeError("binary tensors are not supported here: send data as JSON")
+        return await self._answer(request, self._model(request), {}, "kservev2")
+
+    async def standard(self, request: Request) -> Any:
+        """Answers requests of standard clients."""
+        path = request.url.path.strip("/").removeprefix(http.OPENAI_PREFIX)
+        try:
+            body = await self._body(request)
+            names = self._registry.names
+            name = names[0]
+            if len(names) > 1:
+                name = http.named_model(http.ForwardedRequest("POST", "", path, body, {}, {}), names)
+        except ItemError as error:
+            refused = http.refused(error)
+            return HttpResponse(refused.body, refused.status, media_type=refused.content_type)
+        return await self._answer(request, self._registry.model(name), {"url_path": path}, body=body)
+
+    async def _body(self, request: Request) -> bytes:
+        """Reads a request's body.
+
+        Raises:
+            PayloadTooLargeError: It is longer than is allowed.
+            ItemError: It does not arrive in time.
+        """
+        limit = f"{self._most_bytes} bytes (--max-request-bytes)"
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._most_bytes:
+            raise PayloadTooLargeError(f"the request has {length} bytes; the most is {limit}")
+        body = bytearray()
+
+        async def read() -> None:
+            async for chunk in request.stream():
+                body.extend(chunk)
+                if len(body) > self._most_bytes:
+                    raise PayloadTooLargeError(f"the request has more than {limit}")
+
+        try:
+            await asyncio.wait_for(read(), _BODY_SECONDS)
+        except asyncio.TimeoutError:
+            late = ItemError(f"the body did not arrive within {_BODY_SECONDS:g} s")
+            late.status = HTTPStatus.REQUEST_TIMEOUT.value
+            raise late from None
+        return bytes(body)
+
+    async def _answer(
+        self,
+        request: Request,
+        model: ServedArchive,
+        headers: Mapping[str, str],
+        envelope: Kind | None = None,
+        body: bytes | None = None,
+    ) -> Any:
+        name = request.headers.get(_ID) or uuid.uuid4().hex
+        kind = request.headers.get("content-type", "")
+        if kind.lower().startswith("multipart/"):
+            raise UnsupportedMediaTypeError("forms are not read here: send the file as the body (curl -T FILE)")
+        if body is None:
+            body = await self._body(request)
+        if self.drains:
+            refused: Response = unavailable("the server stops", name)
+            closing = {"connection": "close"}
+            return HttpResponse(refused.body, refused.status, closing, media_type=refused.content_type)
+        if HEALTH_HEADER in request.headers and model.state == "idle":
+            # A probe is no reason to load it.
+            return JSONResponse({"healthy": True, "idle": True}, headers={_ID: name})
+        self._registry.wake(model)
+        # What the server says of a request replaces what a client claims.
+        pending = Pending(
+            body, kind, dict(request.query_params), {**request.headers, "explain": "False", **headers}, name, envelope,
+            time.time(),
+        )  # fmt: skip
+        return PendingResponse(model, pending)

@@ -1,0 +1,208 @@
+"""A worker of `serve`: one process that loads an unpacked archive, and answers what the front process sends.
+
+    python -m torchserve_openvino.hosts.serve.worker FOLDER WORKERS SOCKET
+
+Messages (`frames.py`) come on its standard input, and go to the socket with this file descriptor. It ends when the
+front process closes its side.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
+from torchserve_openvino.files.json_text import JsonError
+from torchserve_openvino.hosts.core import Host, row_of
+from torchserve_openvino.hosts.messages import Request, Response
+from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
+from torchserve_openvino.report.quiet import quiet_libraries
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+# Metrics are sent with the end of a call, and after this long without one.
+_METRICS_SECONDS = 1.0
+_LOADING = "LOADING: "
+
+
+class _Steps(logging.Handler):
+    """Passes on the lines in which a load names its present step."""
+
+    def __init__(self, send: Any) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(_LOADING):
+            self._send({"kind": "step", "text": text.removeprefix(_LOADING)})
+
+
+class Worker:
+    """Answers the messages of one connection.
+
+    Args:
+        commands: Messages come from it.
+        connection: Messages go to it.
+        folder: The unpacked archive.
+        workers: Workers of the model.
+    """
+
+    def __init__(self, commands: socket.socket, connection: socket.socket, folder: Path, workers: int) -> None:
+        self._commands, self._connection = commands, connection
+        self._folder, self._workers = folder, workers
+        self._writing = threading.Lock()
+        self._metrics: list[tuple[str, str, float, dict[str, str]]] = []
+        self._recording = threading.Lock()
+        # A handler takes one call at a time, always in the same thread.
+        self._thread = ThreadPoolExecutor(1, "answers")
+        self._gone: dict[int, set[int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._host: Host | None = None
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        """Sends a message, from any thread; the front process always reads."""
+        message = packed(head, body)
+        with self._writing:
+            try:
+                self._connection.sendall(message)
+            except OSError:
+                # The reader sees the end, too, and ends this process.
+                logger.debug("the front process is gone")
+
+    def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Keeps a metric until the next message of metrics; see `serving.host.metrics.Record`."""
+        with self._recording:
+            self._metrics.append((kind, name, value, dict(labels)))
+
+    def _send_metrics(self) -> None:
+        with self._recording:
+            metrics, self._metrics = self._metrics, []
+        if metrics:
+            self.send({"kind": "metrics", "metrics": metrics})
+
+    def load(self) -> bool:
+        """Loads the archive; returns False if it is refused, after the front process has the reason."""
+        steps = _Steps(self.send)
+        progress = logging.getLogger("torchserve_openvino.report.progress")
+        progress.addHandler(steps)
+        try:
+            self._host = Host(self._folder, self.record, workers=self._workers)
+        except (TorchServeOpenVINOError, JsonError, RuntimeError) as error:
+            self.send({"kind": "refused", "reason": str(error)})
+            return False
+        finally:
+            progress.removeHandler(steps)
+        self._send_metrics()
+        self.send({"kind": "ready", "awaits": self._host.awaits})
+        return True
+
+    async def run(self) -> None:
+        """Answers until the front process closes the connection."""
+        reader, _writer = await asyncio.open_connection(sock=self._commands)
+        self._keep(self._metrics_from_time_to_time())
+        while (frame := await read_frame(reader)) is not None:
+            kind = frame.head["kind"]
+            if kind == "call":
+                self._keep(self._call(frame))
+            elif kind == "gone":
+                self._gone.get(frame.head["call"], set()).add(frame.head["index"])
+            elif kind == "describe":
+                self._keep(self._describe(frame.head["call"]))
+
+    def _keep(self, run: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(run)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _metrics_from_time_to_time(self) -> None:
+        while True:
+            await asyncio.sleep(_METRICS_SECONDS)
+            self._send_metrics()
+
+    async def _describe(self, number: int) -> None:
+        assert self._host is not None
+        try:
+            report = await asyncio.get_running_loop().run_in_executor(self._thread, self._host.describe)
+        except Exception as error:
+            logger.exception("the report failed")
+            report = {"error": f"{type(error).__name__}: {error}"}
+        self.send({"kind": "report", "call": number, "report": report})
+
+    async def _call(self, frame: Frame) -> None:
+        assert self._host is not None
+        number, host = frame.head["call"], self._host
+        gone = self._gone[number] = set()
+
+        def send(index: int, piece: Response, last: bool = False) -> None:
+            head = {"kind": "piece", "call": number, "index": index, "type": piece.content_type, "last": last}
+            self.send({**head, "status": int(piece.status)}, piece.body)
+
+        requests: dict[int, Request] = {}
+        start = 0
+        for index, head in enumerate(frame.head["requests"]):
+            body, start = frame.body[start : start + head["bytes"]], start + head["bytes"]
+            try:
+                row = row_of(body, head["type"], head["parameters"])
+                requests[index] = Request(row, head["headers"], head["id"], head["envelope"], head["arrived"])
+            except InvalidInputError as error:
+                send(index, Response.refused(error, head["id"]), last=True)
+        indices = list(requests)
+        if requests and host.awaits:
+            (index,) = indices
+            response = await host.answer_alone(
+                requests[index], lambda _, piece: send(index, piece), lambda _: index in gone
+            )
+            send(index, response, last=True)
+        elif requests:
+
+            def answer() -> list[Response]:
+                return host.answer(
+                    list(requests.values()),
+                    lambda position, piece: send(indices[position], piece),
+                    lambda position: indices[position] in gone,
+                )
+
+            responses = await asyncio.get_running_loop().run_in_executor(self._thread, answer)
+            for index, response in zip(indices, responses, strict=True):
+                send(index, response, last=True)
+        del self._gone[number]
+        self._send_metrics()
+        self.send({"kind": "done", "call": number, "ended": host.ended})
+
+
+def main() -> None:
+    """Serves the archive of the command line until the front process ends it."""
+    # What a model prints belongs in the log.
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    quiet_libraries()
+    # Ctrl-C in a terminal, and systemd, reach all processes of the group: the front process says when this one ends.
+    # Handlers, since processes that the model starts would inherit that a signal is ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    commands, connection = socket.socket(fileno=os.dup(0)), socket.socket(fileno=int(sys.argv[3]))
+    # Processes that the model starts get neither.
+    os.set_inheritable(connection.fileno(), False)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    worker = Worker(commands, connection, Path(sys.argv[1]), int(sys.argv[2]))
+    if not worker.load():
+        sys.exit(1)
+    asyncio.run(worker.run())
+    # A call that hangs, and a thread of native code, must not keep this process: nobody waits for it any more.
+    logging.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Bodies of refusals. Nothing here needs torch, so that a server without it can refuse, too."""
+
+from typing import Any
+
+from torchserve_openvino.errors import ItemError
+
+# Characters of the message in a refusal.
+_LONGEST_MESSAGE = 2000
+
+
+def refusal(error: ItemError) -> dict[str, Any]:
+    """Returns the body that the sender of a refused item gets."""
+    return plain_refusal(error) if error.form is None else error.form(error)
+
+
+def plain_refusal(error: ItemError) -> dict[str, Any]:
+    """Returns the body of a refusal in this package's own form."""
+    return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
+
+
+def with_request_id(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the body of a refusal with the request's id, if it has one."""
+    return {**body, "request_id": name} if name else body
+
+
+def shortened(message: str) -> str:
+    """Returns a message without its middle if it is too long, as one that repeats a value of the request can be."""
+    half = _LONGEST_MESSAGE // 2
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"

@@ -1,0 +1,128 @@
+"""`Health`: whether a worker still answers its own warm-up sample as it did when it was verified."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.errors import first_line
+from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.requests.batch_answer import set_status
+from torchserve_openvino.serving.requests.isolation import only
+from torchserve_openvino.serving.verification.verify import judge
+
+# A header of a request that no handler sees: the worker answers it by its own health.
+HEADER = "openvino-health"
+_UNHEALTHY = 503
+# Bytes of a sample's inputs and outputs that are kept; a larger sample is not run again.
+_MOST_BYTES = 64 << 20
+
+Answer = Callable[[list[Any], Any], Any]
+
+
+class Health:
+    """Runs the first warm-up sample again, and compares.
+
+    The reference is the compiled model's own answer after it was compared with eager PyTorch, whose weights may be
+    freed by now.
+
+    Args:
+        report: What ran where, and whether it was verified.
+        models: The compiled models; None in eager PyTorch.
+        section: Tolerances.
+        violations: Returns what the policy refuses; empty while it holds.
+
+    Attributes:
+        checks: What else has to hold: each returns what is wrong, or an empty text.
+    """
+
+    def __init__(
+        self,
+        report: CompileReport,
+        models: Models | None,
+        section: VerifySection,
+        violations: Callable[[], Sequence[str]],
+    ) -> None:
+        self._report, self._section, self._violations = report, section, violations
+        prepared = models.root if models is not None else None
+        self._model = prepared.model if prepared is not None else None
+        # A call of another shape would have to be padded, and counted as a request's.
+        cases = [each for each in prepared.cases if each.compiled_shape] if prepared is not None else []
+        self._case = cases[0] if cases else None
+        self.checks: list[Callable[[], str]] = []
+        self._expected: list[torch.Tensor] | None = None
+        if self._case is not None:
+            tensors = self._run()
+            kept = sum(each.numel() * each.element_size() for each in tensors)
+            if kept <= _MOST_BYTES:
+                self._expected = [each.clone() for each in tensors]
+            else:
+                self._case = None
+
+    def _run(self) -> list[torch.Tensor]:
+        assert self._model is not None and self._case is not None
+        args, kwargs = self._case.inputs
+        # The shape is compiled: nothing is built, and no count of requests changes.
+        with self._case.modes.on():
+            return [each.detach() for each in output_tensors(self._model.compiled(*args, **kwargs))]
+
+    def check(self) -> dict[str, Any]:
+        """Returns whether this worker is healthy, with the reason if it is not; JSON-safe."""
+        problem = self._problem()
+        sample = self._case.name if self._case is not None else None
+        facts = {"healthy": problem is None, "sample": sample, "verified": self._report.verified}
+        return facts if problem is None else {**facts, "reason": problem}
+
+    def _problem(self) -> str | None:
+        if violations := self._violations():
+            return f"the policy is violated: {'; '.join(violations)}"
+        verification = self._report.tracker.verify.to_dict()
+        if verification.get("passed") is False:
+            return f"verification failed: {'; '.join(verification.get('problems') or ['no reason was kept'])}"
+        if problem := next(filter(None, (check() for check in self.checks)), ""):
+            return problem
+        if self._expected is None or self._case is None:
+            return None
+        try:
+            answer = self._run()
+        except Exception as error:
+            # Whatever it is, requests meet it, too.
+            return f"its warm-up sample ({self._case.name}) fails: {type(error).__name__}: {first_line(error)}"
+        finally:
+            self._report.tracker.ran.clear()
+        precision = self._report.summary.precision or "f32"
+        if problems := judge(answer, self._expected, precision, self._section, []):
+            return f"its warm-up sample ({self._case.name}) is answered wrongly{problems[0]}"
+        return None
+
+
+def with_health(health: Health | None, data: list[Any], context: Any, answer: Answer) -> Any:
+    """Answers requests for the worker's health, and lets ``answer`` answer the others.
+
+    Args:
+        health: The worker's; None before READY.
+        data: The requests of a call.
+        context: The call's context.
+        answer: Answers requests, with their context.
+    """
+    asks = [index for index in range(len(data)) if health is not None and asks_health(context, index)]
+    if not asks or health is None:
+        return answer(data, context)
+    others = [index for index in range(len(data)) if index not in asks]
+    bodies: dict[int, Any] = {}
+    if others:
+        with only(context, others, len(data)):
+            bodies = dict(zip(others, answer([data[index] for index in others], context), strict=True))
+    for index in asks:
+        state = bodies[index] = health.check()
+        if not state["healthy"]:
+            set_status(context, index, _UNHEALTHY)
+    return [bodies[index] for index in range(len(data))]
+
+
+def asks_health(context: Any, index: int) -> bool:
+    """Returns True if a request asks for the worker's health."""
+    return context.get_request_header(index, HEADER) is not None

@@ -1,0 +1,30 @@
+"""`torchserve-openvino ready` against TorchServe."""
+
+from pathlib import Path
+
+from commands import run
+from network import CONFIG, NETWORK
+from torchserve_process import TorchServeProcess, handler_path, loaded
+
+from torchserve_openvino.cli.reports.readiness import Server, not_ready
+
+
+def test_ready_tells_the_truth_about_torchserve(server: TorchServeProcess, weights: Path, tmp_path: Path) -> None:
+    where = Server(server.inference_url, server.management_url)
+    files = {"handler": handler_path("tensor"), "model_file": NETWORK, "serialized_file": weights}
+    with loaded(server, "probed", config=CONFIG, **files):
+        assert not_ready(where, "probed", 10) == "" == not_ready(where, "probed/1.0", 10)
+        options = ("--url", server.inference_url, "--management", server.management_url)
+        done = run("torchserve-openvino ready probed --once", tmp_path, *options)
+        assert done.returncode == 0 and done.stdout.strip() == "probed: ready", done.stderr
+        report = server.describe("probed")
+        assert report["serving"]["counts"].get("requests", 0) == 0
+        # TorchServe's /ping stays healthy without any worker.
+        url = f"{server.management_url}/models/probed"
+        assert server.http.put(url, params={"min_worker": 0, "max_worker": 0, "synchronous": "true"}).is_success
+        problem = not_ready(where, "probed", 10)
+        assert problem.startswith("probed: 503: ") and "no worker" in problem, problem
+    assert "404" in not_ready(where, "probed", 10)
+    assert not_ready(Server("http://127.0.0.1:9", server.management_url), "probed", 10) == (
+        "no server answers at http://127.0.0.1:9 (--url)"
+    )
