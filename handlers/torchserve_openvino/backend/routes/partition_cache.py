@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
 from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
@@ -34,6 +33,7 @@ from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
+from torchserve_openvino.passes.ov.gated_products import dies_on_gated_products
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.records import PartitionRecord
 from torchserve_openvino.report.tracker import Tracker

@@ -10,7 +10,7 @@ from blake3 import blake3
 from torchserve_openvino.cache.identity.key import FORMAT
 
 # Subpackages that compile a model into partitions and run them.
-_ROOMS = ("backend", "ops", "cache")
+_ROOMS = ("backend", "ops", "cache", "passes")
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -1,6 +1,6 @@
 """Look-ups and writes at an index, a mask or positions.
 
-Each call checks the values of indices (`backend.lowering.index_range`, `backend.lowering.checks`).
+Each call checks the values of indices (`passes.fx.index_range`, `passes.fx.checks`).
 """
 
 import functools

@@ -26,10 +26,11 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
-from torchserve_openvino.backend.conversion.passes.fused_chains import is_constant, upstream
-from torchserve_openvino.backend.conversion.passes.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.constant_parts import constant_value
+from torchserve_openvino.passes.ov.fused_chains import is_constant, upstream
+from torchserve_openvino.passes.ov.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _ATTENTION = "ScaledDotProductAttention"
 # Positions of its inputs.
@@ -40,7 +41,7 @@ _BESIDE_EXCHANGES = (JOINS | MOVES) - {"Transpose"}
 _OPEN = -1
 
 
-def repeat_attention_operands(model: ov.Model) -> None:
+def repeat_attention_operands(model: ov.Model, _: PassContext) -> None:
     """Repeats the rows and columns that are operands of attention; changes the model in place."""
     repeated, changed = _Repeated(), False
     for node in model.get_ordered_ops():

@@ -21,10 +21,13 @@ import openvino as ov
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
 from torchserve_openvino.backend.upstream._openvino_private import fuse_normalization
 from torchserve_openvino.backend.upstream._openvino_relaxed import product_in_f32
+from torchserve_openvino.config.openvino.precisions import BF16X3
+from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.openvino_values import array_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.constant_parts import constant_value
 from torchserve_openvino.report.kernel_record import BF16X3_SUFFIX
 
 # What splitting a value of an operand and adding to a value of the result cost, in multiplications by weights that
@@ -127,17 +130,22 @@ class _Splits:
         return self.operands[key]
 
 
-def multiply_in_bf16x3(model: ov.Model) -> tuple[ov.Model, ProductShare]:
-    """Returns a copy of a model, whose products are in bf16x3 where that is faster, and their share.
+def in_bf16x3(context: PassContext) -> bool:
+    """Returns True if a model is compiled in the precision bf16x3."""
+    return context.config.get(PRECISION) == BF16X3
+
+
+def multiply_in_bf16x3(model: ov.Model, context: PassContext) -> None:
+    """Computes the products of a model in bf16x3 where that is faster, in place.
 
     Args:
-        model: Not changed; the copy shares its constants.
+        model: Its constants stay as they are.
+        context: Gets `PassContext.products`, the share of these products.
     """
-    copy = model.clone()
-    if any(node.get_type_name() == "Convolution" for node in copy.get_ops()) and not _has_low_bits(copy):
+    if any(node.get_type_name() == "Convolution" for node in model.get_ops()) and not _has_low_bits(model):
         # Before the split: BatchNorm that scales the result would else not become part of the weights.
-        fuse_normalization(copy)
-    products = list(_products(copy))
+        fuse_normalization(model)
+    products = list(_products(model))
     users: dict[tuple[str, int], int] = {}
     for product in products:
         key = _key(product.node.input_value(0))
@@ -150,8 +158,8 @@ def multiply_in_bf16x3(model: ov.Model) -> tuple[ov.Model, ProductShare]:
             share.split += 1
             share.split_operations += product.operations
     if share.split:
-        copy.validate_nodes_and_infer_types()
-    return copy, share
+        model.validate_nodes_and_infer_types()
+    context.products = share.to_dict()
 
 
 def _has_low_bits(model: ov.Model) -> bool:

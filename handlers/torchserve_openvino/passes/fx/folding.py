@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.lowering.int_range import is_cast_from_float
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 
 # A larger constant is not worth its memory.
 _MOST_BYTES = 64 * 2**20
 
 
-def fold_casts(graph: Graph, root: dict[str, Any]) -> None:
+def fold_casts(graph: Graph, context: PassContext) -> None:
     """Replaces results of such computations with constants.
 
     Args:
         graph: A partition's graph; changed in place.
-        root: The tensors of its ``get_attr`` nodes; gets those of the new ones.
+        context: Gets the tensors of new ``get_attr`` nodes.
     """
     # Nodes that depend on no input, and whether they depend on a cast.
     closed: dict[Node, bool] = {}
@@ -38,7 +39,7 @@ def fold_casts(graph: Graph, root: dict[str, Any]) -> None:
         if type(value) is not torch.Tensor or value.nbytes > _MOST_BYTES:
             continue
         name = f"folded_{node.name}"
-        root[name] = value
+        context.tensors[name] = value
         with graph.inserting_before(node):
             attribute = graph.get_attr(name)
         attribute.meta = dict(node.meta)

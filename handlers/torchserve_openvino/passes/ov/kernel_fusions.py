@@ -36,8 +36,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import ELEMENTWISE, by_constant, is_constant
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.fused_chains import ELEMENTWISE, by_constant, is_constant
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
@@ -57,7 +58,7 @@ JOINS = ELEMENTWISE | {"BatchNormInference"}
 MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
-def keep_kernels_apart(model: ov.Model) -> None:
+def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
     """Inserts an operator wherever OpenVINO would fuse two kernels wrongly; changes the model in place.
 
     A reshape to a scalar becomes a squeeze.

@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.memory_order import layout_of
 from torchserve_openvino.ops.names import arguments_of, is_empty, tensors_of, value_of
+from torchserve_openvino.passes.context import PassContext
 
 aten = torch.ops.aten
 # The arguments that determine which elements an operator overwrites: without any, its result is its first argument.
@@ -28,11 +29,12 @@ _WRITES = {
 }
 
 
-def remove_empty_operands(graph: Graph) -> None:
+def remove_empty_operands(graph: Graph, _: PassContext) -> None:
     """Removes empty operands of `cat`, and writes to no element.
 
     Args:
         graph: A lowered graph; changed in place.
+        _: Not needed.
     """
     changed = False
     for node in list(graph.nodes):

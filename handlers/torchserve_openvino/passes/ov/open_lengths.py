@@ -10,9 +10,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import is_constant
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.fused_chains import is_constant
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 # Batch, channels, length.
 _RANK = 3
@@ -26,7 +27,7 @@ _OF_ONE = frozenset(
 _OF_TWO = frozenset({"Add", "Divide", "Multiply", "Subtract"})
 
 
-def multiply_open_lengths(model: ov.Model) -> None:
+def multiply_open_lengths(model: ov.Model, _: PassContext) -> None:
     """Replaces the convolutions whose length is open, in place, and the transpositions between them.
 
     Args:

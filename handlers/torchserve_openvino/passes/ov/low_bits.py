@@ -14,6 +14,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from torchserve_openvino.ops.openvino_values import array_of
+from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.quantized.graph import ordered, product
 from torchserve_openvino.quantized.layer import QuantizedLinear
 
@@ -42,7 +43,7 @@ class _Affine:
         return found
 
 
-def pack_weights(model: ov.Model) -> None:
+def pack_weights(model: ov.Model, _: PassContext) -> None:
     """Replaces weights of matrix products in place."""
     changed = False
     for operation in model.get_ordered_ops():

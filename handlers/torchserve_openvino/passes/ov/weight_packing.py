@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.passes.context import Compile, PassContext
 
 # Type -> the two dimensions that its orientations swap, and whether the operator takes its weights with them swapped.
 _CONVOLUTIONS = {
@@ -65,20 +65,21 @@ class _Use:
         return tuple(steps[:-2] if steps[-2:] == [swap, swap] else steps)
 
 
-def keep_orientations_apart(model: ov.Model) -> None:
+def keep_orientations_apart(model: ov.Model, context: PassContext) -> None:
     """Gives weights that a graph uses in several orientations one constant per orientation.
 
     Args:
         model: Changed in place.
+        context: Has what compiles a part of it.
     """
     groups: dict[tuple[object, ...], list[_Use]] = {}
     for use in _uses(model):
         groups.setdefault(use.packed, []).append(use)
-    changed = [_part(uses) for uses in groups.values() if len({use.orientation for use in uses}) > 1]
+    changed = [_part(uses, context.compile) for uses in groups.values() if len({use.orientation for use in uses}) > 1]
     if any(changed):
         model.validate_nodes_and_infer_types()
         # A new constant may equal another one.
-        keep_orientations_apart(model)
+        keep_orientations_apart(model, context)
 
 
 def _uses(model: ov.Model) -> Iterator[_Use]:
@@ -110,7 +111,7 @@ def _argument(node: ov.Node) -> object:
     return tuple(int(axis) for axis in order.data) if order.get_type_name() == "Constant" else order.get_name()
 
 
-def _part(uses: list[_Use]) -> bool:
+def _part(uses: list[_Use], compile: Compile) -> bool:
     """Gives each use that reorients a constant its own one, if equal constants are used in several orientations."""
     alike: dict[bytes, list[list[_Use]]] = {}
     for use in uses:
@@ -126,16 +127,16 @@ def _part(uses: list[_Use]) -> bool:
             for use in group:
                 if key := use.orientation:
                     key = (id(group), key, use.turned)
-                    made[key] = made.get(key) or _as_packed(use)
+                    made[key] = made.get(key) or _as_packed(use, compile)
                     use.node.input(1).replace_source_output(made[key])
     return bool(made)
 
 
-def _as_packed(use: _Use) -> ov.Output:
+def _as_packed(use: _Use, compile: Compile) -> ov.Output:
     """Builds the use's weights from a constant stored as they are packed; a plain copy would be merged when stored."""
     source = use.node.input_value(1)
     kind = source.get_element_type()
-    value = _value(source)
+    value = _value(source, compile)
     order = _swapped(value.ndim, use.axes)
     stored = ops.constant(np.ascontiguousarray(value.transpose(order) if use.turned else value))
     weights = stored if stored.get_element_type() == kind else ops.convert(stored, kind)
@@ -149,11 +150,11 @@ def _swapped(rank: int, axes: tuple[int, int]) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _value(source: ov.Output) -> "np.ndarray[Any, Any]":
+def _value(source: ov.Output, compile: Compile) -> "np.ndarray[Any, Any]":
     """Computes a value that depends on constants only; floats as float32, since NumPy has no bfloat16."""
     if source.get_element_type().is_real():
         source = ops.convert(source, ov.Type.f32).output(0)
-    compiled = core().compile_model(ov.Model([ops.result(source)], []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = compile(ov.Model([ops.result(source)], []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return np.array(compiled([])[0])
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import int64
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.constant_parts import constant_value
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _FLOATS = frozenset({ov.Type.f32, ov.Type.f16, ov.Type.bf16})
 # Return a zero of the sign of their input, if that is zero.
@@ -24,7 +25,7 @@ _KEEP_SIGNS = frozenset({
 })  # fmt: skip
 
 
-def keep_signs_of_zero(model: ov.Model) -> None:
+def keep_signs_of_zero(model: ov.Model, _: PassContext) -> None:
     """Multiplies by numbers that depend on a shape where the sign of zero shows, in place."""
     scaled = [(node, number) for node in model.get_ordered_ops() if (number := _factor(node)) is not None]
     for node, number in scaled:

@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 from torchserve_openvino.ops.support import keeps_digits
+from torchserve_openvino.passes.bounds import Bounds, Limits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
@@ -45,54 +45,37 @@ _CHECKED = frozenset({torch.int64, torch.int32})
 _MOVES = frozenset({Movement.REARRANGES, Movement.LOOKS_UP, Movement.FILLS})
 
 
-class Limits(NamedTuple):
-    """Limits that keep a subgraph's integers exact at symbolic sizes up to one.
-
-    Attributes:
-        size: The largest symbolic size for which they are exact, and sums keep their digits.
-        values: Bounds of each int64 or int32 input, and of each float that is cast to one, by node name; no entry if
-            any value is allowed.
-    """
-
-    size: int
-    values: dict[str, Bounds]
-
-
 class _Violation(NamedTuple):
     node: Node
     value: int
     most: int
 
 
-def input_limits(
-    graph: GraphModule, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]
-) -> list[Limits]:
+def input_limits(graph: Graph, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]) -> list[Limits]:
     """Returns the widest limits for which interval arithmetic stays exact, for growing symbolic sizes.
 
     The limits of floats that are cast to integers are the same for all sizes.
 
     Args:
         graph: The subgraph.
-        constants: Maps a placeholder's name to the constant that replaces it.
+        constants: Maps the name of a ``get_attr`` node, or of a placeholder that a constant replaces, to its value.
         known: Bounds that inputs already have because they are indices.
 
     Raises:
         InexactValueError: No limit keeps the integers exact. The message names the operator.
     """
-    attributes = {node.name: getattr(graph, str(node.target)) for node in graph.graph.find_nodes(op="get_attr")}
-    tensors = {**{name: value for name, value in attributes.items() if isinstance(value, torch.Tensor)}, **constants}
-    fixed = {name: _largest(tensor) for name, tensor in tensors.items() if tensor.dtype in _CHECKED}
+    fixed = {name: _largest(tensor) for name, tensor in constants.items() if tensor.dtype in _CHECKED}
     for name, value in fixed.items():
         if value > INT32_MAX + 1:
             raise InexactValueError(f"int64 constant {name} holds {value}: OpenVINO computes int64 in 32 bits")
     start = {}
-    for node in graph.graph.find_nodes(op="placeholder"):
+    for node in graph.find_nodes(op="placeholder"):
         dtype = next((tensor.dtype for tensor in tensors_of(value_of(node))), None)
         if node.name not in fixed and dtype in _CHECKED:
             low, high, *_ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
-    start |= {node.name: _FROM_FLOAT for node in graph.graph.nodes if is_cast_from_float(node)}
-    nodes = [node for node in graph.graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
+    start |= {node.name: _FROM_FLOAT for node in graph.nodes if is_cast_from_float(node)}
+    nodes = [node for node in graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
     descending: list[Limits] = []
     error: InexactValueError
     for size in _sizes(graph):
@@ -123,18 +106,18 @@ def _with_one_cast(limits: list[Limits], casts: Set[str]) -> list[Limits]:
     return [each for each in limits if of_casts(each) == of_casts(best)]
 
 
-def _sizes(graph: GraphModule) -> list[int]:
+def _sizes(graph: Graph) -> list[int]:
     """Returns the limits of symbolic sizes to try, the largest first: those that keep the digits of all sums."""
     allowed = list(_SIZES if _is_dynamic(graph) else _SIZES[:1])
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         allowed = [size for size in allowed if keeps_digits(node, size)]
         if not allowed:
             raise InexactValueError(f"{op_name(node.target)} over {_SIZES[-1]} values and more may lose digits")
     return allowed
 
 
-def _is_dynamic(graph: GraphModule) -> bool:
-    values = [value_of(node) for node in graph.graph.nodes]
+def _is_dynamic(graph: Graph) -> bool:
+    values = [value_of(node) for node in graph.nodes]
     sizes = [size for value in values for tensor in tensors_of(value) for size in tensor.shape]
     return any(isinstance(each, torch.SymInt) for each in (*values, *sizes))
 

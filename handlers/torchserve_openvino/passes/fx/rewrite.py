@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import arguments_of, tensors_of, value_of
 from torchserve_openvino.ops.value_range import ValueRanges
+from torchserve_openvino.passes.context import PassContext
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -18,13 +19,14 @@ _MIRRORED: dict[Any, Any] = {aten.gt.Tensor: aten.lt.Tensor, aten.ge.Tensor: ate
 _MIRRORED |= {aten.gt.Scalar: aten.lt.Tensor, aten.ge.Scalar: aten.le.Tensor}
 
 
-def rewrite(graph: Graph, ranges: ValueRanges) -> None:
+def rewrite(graph: Graph, context: PassContext) -> None:
     """Applies all rewrites in place.
 
     Args:
         graph: A partition's graph.
-        ranges: Known ranges of its integers.
+        context: Has the known ranges of its integers.
     """
+    assert context.ranges is not None
     open_rows: dict[Node, Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -34,7 +36,7 @@ def rewrite(graph: Graph, ranges: ValueRanges) -> None:
         elif node.target in _MIRRORED:
             _mirror(node)
         elif node.target in {aten.index.Tensor, aten._unsafe_index.Tensor}:
-            _count_from_start(node, ranges)
+            _count_from_start(node, context.ranges)
         elif node.target is aten.arange.start_step:
             # Without it, OpenVINO counts in integers, from floats too.
             node.update_kwarg("dtype", value_of(node).dtype)

@@ -11,10 +11,11 @@ from typing import Any
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import by_constant, is_constant
-from torchserve_openvino.backend.conversion.passes.kernel_fusions import MOVES
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.config.cores import allowed_cores
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.fused_chains import by_constant, is_constant
+from torchserve_openvino.passes.ov.kernel_fusions import MOVES
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 
 def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
@@ -27,7 +28,7 @@ def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
     return floats not in {"f32", "bf16x3"} and _threads_per_stream(config) < 2
 
 
-def split_gated_products(model: ov.Model) -> None:
+def split_gated_products(model: ov.Model, _: PassContext) -> None:
     """Puts an operator without effect behind each product of two computed values that weights multiply, in place."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul" and by_constant(node):

@@ -21,9 +21,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.constant_parts import constant_value, fold_known_shapes
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import int64, zero
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.constant_parts import constant_value, fold_known_shapes
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 # As many values are added up at once, by a running sum or along other axes than the last one.
 LONGEST_SUM = 2**14
@@ -37,7 +38,7 @@ _SUMS: dict[str, Callable[..., ov.Node]] = {
 _FLOATS = frozenset({ov.Type.f32, ov.Type.f16, ov.Type.bf16})
 
 
-def keep_digits_of_sums(model: ov.Model) -> None:
+def keep_digits_of_sums(model: ov.Model, _: PassContext) -> None:
     """Replaces reductions, norms and running sums that would lose digits, in place."""
     fold_known_shapes(model)
     norms = [node for node in model.get_ordered_ops() if node.get_type_name() == "MVN" and _normalizes_many(node)]

@@ -6,16 +6,14 @@ the same memory. From the second inference on, that operator reads its own last 
 tests/contract/test_openvino_memory.py shows it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 from openvino.passes import ConstantFolding, Manager
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, is_constant
 from torchserve_openvino.ops.openvino_values import array_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.fused_chains import NO_FUSION, is_constant
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
 # What OpenVINO surely folds; anything else is computed here, which is right too, but costs a compilation.
@@ -27,16 +25,12 @@ _FOLDED = frozenset({
 })  # fmt: skip
 
 
-# Compiles a model for a device, with these properties and no others.
-Compile = Callable[[ov.Model, str, Mapping[str, Any]], ov.CompiledModel]
-
-
-def fold_constant_parts(model: ov.Model, compile: Compile) -> None:
+def fold_constant_parts(model: ov.Model, context: PassContext) -> None:
     """Replaces such values with constants; changes the model in place.
 
     Args:
         model: The model.
-        compile: Compiles a part of it.
+        context: Has what compiles a part of it.
     """
     fold_known_shapes(model)
     varying: set[str] = set()
@@ -57,7 +51,7 @@ def fold_constant_parts(model: ov.Model, compile: Compile) -> None:
     users = [list(value.get_target_inputs()) for value in distinct]
     part = ov.Model([ops.result(value) for value in distinct], [])
     properties = {"INFERENCE_PRECISION_HINT": "f32", **NO_FUSION}
-    computed = compile(part, "CPU", properties).create_infer_request()
+    computed = context.compile(part, "CPU", properties).create_infer_request()
     computed.infer()
     for position, targets in enumerate(users):
         constant = ov.op.Constant(computed.get_output_tensor(position), shared_memory=False)

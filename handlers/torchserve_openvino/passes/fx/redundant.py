@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.passes.context import PassContext
 
 _CAST = torch.ops.aten._to_copy.default
 # Types that hold all values of others exactly.
@@ -19,20 +20,21 @@ _HOLDS = {
 }
 
 
-def drop_checks(graph: Graph) -> None:
+def drop_checks(graph: Graph, _: PassContext) -> None:
     """Removes `_assert_tensor_metadata`, which torch.export inserts, in place."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.erase_node(node)
 
 
-def drop_round_trips(graph: Graph) -> None:
+def drop_round_trips(graph: Graph, _: PassContext) -> None:
     """Lets the users of a tensor that was cast to a wider type and back take the tensor itself.
 
     A result of the graph stays a tensor of its own.
 
     Args:
         graph: A lowered graph; changed in place.
+        _: Not needed.
     """
     for node in list(graph.nodes):
         if not _casts(node):

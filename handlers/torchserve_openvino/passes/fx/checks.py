@@ -19,14 +19,15 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from torchserve_openvino.backend.lowering.index_range import selections
-from torchserve_openvino.backend.lowering.int_range import is_cast_from_float
-from torchserve_openvino.backend.lowering.max_pools import holds_numbers, needs_numbers
-from torchserve_openvino.backend.lowering.rewrite import add_call, size_of
-from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import NARROW_INTEGERS, Check, rule_of
 from torchserve_openvino.ops.value_range import ValueRanges
+from torchserve_openvino.passes.bounds import Bounds
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.fx.index_range import selections
+from torchserve_openvino.passes.fx.int_range import is_cast_from_float
+from torchserve_openvino.passes.fx.max_pools import holds_numbers, needs_numbers
+from torchserve_openvino.passes.fx.rewrite import add_call, size_of
 
 aten = torch.ops.aten
 
@@ -51,24 +52,24 @@ _BY_ZERO = "a division by the integer 0"
 _LARGEST_AS_FLOAT16 = {torch.float32: 65504, torch.bfloat16: 65280}
 
 
-def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> tuple[str, ...]:
+def add_checks(graph: Graph, context: PassContext) -> None:
     """Adds an int32 output of shape ``[n]`` to a graph for n checks; adds nothing if there are none.
 
     Args:
         graph: A partition's graph; changed in place.
-        ranges: Known ranges of its integers.
-        casts: Limits of floats that are cast to integers (`int_range`), by node name.
-
-    Returns:
-        One sentence per check: what is wrong if its element of the output is 0.
+        context: Has the known ranges of its integers, and the limits of floats that are cast to integers. Gets one
+            sentence per check: what is wrong if its element of the output is 0.
     """
+    assert context.ranges is not None
+    # The limits of casts are the same for all sizes.
+    casts = context.limits[0].values
     answers: list[Node] = []
     sentences: list[str] = []
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         inside: dict[Node, Node] = {}
-        for question in _questions(node, ranges, casts):
+        for question in _questions(node, context.ranges, casts):
             with graph.inserting_before(node):
                 holds = question.make(graph)
                 dense = add_call(graph, aten.clone.default, holds, memory_format=torch.contiguous_format)
@@ -90,7 +91,7 @@ def add_checks(graph: Graph, ranges: ValueRanges, casts: Mapping[str, Bounds]) -
         with graph.inserting_before(output):
             together = add_call(graph, aten.cat.default, answers) if len(answers) > 1 else answers[0]
         output.args = ((*output.args[0], together),)
-    return tuple(sentences)
+    context.checks = tuple(sentences)
 
 
 def _stays_inside(node: Node) -> bool:

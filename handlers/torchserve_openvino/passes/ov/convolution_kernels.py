@@ -19,10 +19,11 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import upstream
-from torchserve_openvino.backend.conversion.passes.kernel_fusions import is_dequantized
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
 from torchserve_openvino.ops.openvino_values import zero
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.fused_chains import upstream
+from torchserve_openvino.passes.ov.kernel_fusions import is_dequantized
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _KINDS = {"Convolution": ops.convolution, "GroupConvolution": ops.group_convolution}
 # What may stand between integers and the weights that they are.
@@ -31,7 +32,7 @@ _SCALES = frozenset({"Convert", "Multiply", "Subtract", "Reshape"})
 _BLOCK, _BLOCK_OF_BYTES = 32, 64
 
 
-def widen_kernels(model: ov.Model) -> None:
+def widen_kernels(model: ov.Model, _: PassContext) -> None:
     """Replaces convolutions that would be wrong, in place."""
     changed = False
     for node in model.get_ordered_ops():

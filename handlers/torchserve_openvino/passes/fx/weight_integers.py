@@ -1,16 +1,18 @@
 """Computes in torch what only rearranges the bits of integer weights: 4-bit weights are packed two to a byte.
 
 OpenVINO has neither these operators nor torch's arithmetic in 8 bits. Their results depend on weights only, so they
-are constants: as 8-bit integers wherever these suffice, of which `conversion/passes/low_bits.py` makes 4-bit ones.
+are constants: as 8-bit integers wherever these suffice, of which `passes/ov/low_bits.py` makes 4-bit ones.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
+from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
+from torchserve_openvino.passes.context import PassContext
 
 # Keys in the ``meta`` of a node: it depends on weights only and is an integer; and why OpenVINO can't compute it.
 CLOSED, REFUSED = "openvino_closed_integer", "openvino_closed_reason"
@@ -20,7 +22,7 @@ _WIDE = (torch.int16, torch.int32, torch.int64)
 _LEAST = 1024
 
 
-class UnfoldedError(RuntimeError):
+class UnfoldedError(TorchServeOpenVINOError, RuntimeError):
     """Weights that were to be constants are not.
 
     Attributes:
@@ -32,15 +34,15 @@ class UnfoldedError(RuntimeError):
         super().__init__(reason)
 
 
-def mark_closed(graph: Graph, static: Collection[int]) -> None:
+def mark_closed(graph: Graph, context: PassContext) -> None:
     """Marks the integers that are computed from weights alone.
 
     Args:
         graph: A lowered graph.
-        static: Positions of the placeholders that are weights.
+        context: Has the positions of the placeholders that are weights.
     """
     places = graph.find_nodes(op="placeholder")
-    closed = {places[position] for position in static} | set(graph.find_nodes(op="get_attr"))
+    closed = {places[position] for position in context.static} | set(graph.find_nodes(op="get_attr"))
     for node in graph.nodes:
         if _is_pure(node) and node.all_input_nodes and all(source in closed for source in node.all_input_nodes):
             closed.add(node)
@@ -61,46 +63,42 @@ def _is_integer(node: Node) -> bool:
     return all(t.dtype in (*_WIDE, torch.uint8, torch.int8) for t in tensors_of(value_of(node)))
 
 
-def folded(gm: GraphModule, constants: Mapping[int, torch.Tensor]) -> GraphModule:
-    """Returns a partition's graph in which such integers are constants.
+def fold_closed(graph: Graph, context: PassContext) -> None:
+    """Replaces such integers with constants.
 
     Args:
-        gm: A part of a graph that `mark_closed` looked at.
-        constants: Weights by position.
+        graph: A part of a graph that `mark_closed` looked at; changed in place.
+        context: Has the weights by position; gets the tensors of new ``get_attr`` nodes.
 
     Raises:
         UnfoldedError: An operator that OpenVINO can't compute does not depend on constants only.
     """
-    if not any(CLOSED in node.meta for node in gm.graph.nodes):
-        return gm
-    copy = Graph()
-    copy.output(copy.graph_copy(gm.graph, {}))
-    attributes = copy.find_nodes(op="get_attr")
-    root: dict[str, Any] = {str(node.target): getattr(gm, str(node.target)) for node in attributes}
-    known: dict[Node, torch.Tensor] = {node: root[str(node.target)] for node in attributes}
-    for position, node in enumerate(copy.find_nodes(op="placeholder")):
-        if position in constants:
-            known[node] = constants[position].detach()
+    if not any(CLOSED in node.meta for node in graph.nodes):
+        return
+    root = context.tensors
+    known: dict[Node, torch.Tensor] = {node: root[str(node.target)] for node in graph.find_nodes(op="get_attr")}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        if position in context.constants:
+            known[node] = context.constants[position].detach()
     given = set(known)
     with torch.no_grad():
-        for node in copy.nodes:
+        for node in graph.nodes:
             # What another part computes is a placeholder here, with the same meta.
             computed = node.op == "call_function" and CLOSED in node.meta
             if computed and all(source in known for source in node.all_input_nodes):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)
     made: dict[Node, Node] = {}
-    for node in list(copy.nodes):
+    for node in list(graph.nodes):
         if node in known and node not in given:
             for user in [user for user in node.users if user not in known and user.op != "output"]:
                 _replace(user, node, known, made, root)
-    for node in reversed(list(copy.nodes)):
+    for node in reversed(list(graph.nodes)):
         if node in known and node not in given and not node.users:
-            copy.erase_node(node)
-    for node in copy.nodes:
+            graph.erase_node(node)
+    for node in graph.nodes:
         if node.op == "call_function" and REFUSED in node.meta:
             raise UnfoldedError(op_name(node.target), node.meta[REFUSED])
-    return GraphModule(root, copy)
 
 
 def _replace(

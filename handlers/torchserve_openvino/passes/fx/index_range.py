@@ -8,22 +8,22 @@ computed inside the graph is checked there (`checks.py`).
 import operator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.spec import Bounds
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
+from torchserve_openvino.passes.bounds import Bounds
 
 # The largest 32-bit integer: the end is not known in advance, and OpenVINO itself raises beyond it.
 _ANY = 2**31 - 1
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 
-def index_bounds(graph: GraphModule) -> dict[str, Bounds]:
+def index_bounds(graph: Graph) -> dict[str, Bounds]:
     """Returns the smallest and largest allowed value of each placeholder that is an index, by its name."""
     found = {}
-    for node in graph.graph.find_nodes(op="placeholder"):
+    for node in graph.find_nodes(op="placeholder"):
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
             bounds = [bound for user, source in _reached(node) for bound in _bounds(user, source)]
             if bounds:

@@ -12,9 +12,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from torchserve_openvino.backend.lowering.int_range import is_cast_from_float
-from torchserve_openvino.backend.lowering.rewrite import add_call
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.fx.int_range import is_cast_from_float
+from torchserve_openvino.passes.fx.rewrite import add_call
 
 aten = torch.ops.aten
 _ELEMENTWISE = frozenset({
@@ -28,11 +29,12 @@ _READ_SHAPES = frozenset({
 })  # fmt: skip
 
 
-def mask_casts(graph: Graph) -> None:
+def mask_casts(graph: Graph, _: PassContext) -> None:
     """Gives 0 to the casts from floats where a choice drops what follows from them.
 
     Args:
         graph: A partition's graph; changed in place.
+        _: Not needed.
     """
     for choice in graph.find_nodes(op="call_function", target=aten.where.self):
         condition, *sides = choice.args

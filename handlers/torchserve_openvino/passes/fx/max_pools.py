@@ -12,9 +12,10 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
-from torchserve_openvino.backend.lowering.rewrite import add_call
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import arguments_of, op_name, packets, value_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.fx.rewrite import add_call
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
@@ -55,7 +56,7 @@ def _hides_least(node: Node) -> bool:
     return name in _RECTIFIERS or (name in _CLAMPS and _has_least(node))
 
 
-def keep_infinities(graph: Graph) -> None:
+def keep_infinities(graph: Graph, _: PassContext) -> None:
     """Replaces the values of windows of -inf and of windows with NaN, in place."""
     for node in list(graph.nodes):
         if node.target not in POOLS and not _is_global_maximum(node):
