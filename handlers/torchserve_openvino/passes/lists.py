@@ -25,7 +25,7 @@ from torchserve_openvino.passes.ov.attention_operands import repeat_attention_op
 from torchserve_openvino.passes.ov.bf16x3 import in_bf16x3, multiply_in_bf16x3
 from torchserve_openvino.passes.ov.constant_parts import fold_constant_parts
 from torchserve_openvino.passes.ov.convolution_kernels import widen_kernels
-from torchserve_openvino.passes.ov.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.passes.ov.gated_products import needs_split, split_gated_products
 from torchserve_openvino.passes.ov.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.passes.ov.long_reductions import keep_digits_of_sums
 from torchserve_openvino.passes.ov.low_bits import pack_weights
@@ -67,5 +67,5 @@ OV_PASSES: tuple[Pass[ov.Model], ...] = (
     # Last of its stage: the others add operators on constants.
     Pass(fold_constant_parts, "model"),
     Pass(multiply_in_bf16x3, "device", when=in_bf16x3),
-    Pass(split_gated_products, "device", when=lambda context: dies_on_gated_products(context.config)),
+    Pass(split_gated_products, "device", when=needs_split),
 )

@@ -28,6 +28,11 @@ def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
     return floats not in {"f32", "bf16x3"} and _threads_per_stream(config) < 2
 
 
+def needs_split(context: PassContext) -> bool:
+    """Returns True if a model is compiled with properties for which `dies_on_gated_products` holds."""
+    return dies_on_gated_products(context.config)
+
+
 def split_gated_products(model: ov.Model, _: PassContext) -> None:
     """Puts an operator without effect behind each product of two computed values that weights multiply, in place."""
     for node in model.get_ordered_ops():
