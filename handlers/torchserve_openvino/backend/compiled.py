@@ -40,10 +40,6 @@ class CompiledModule(StandIn):
         vars(self).update(eager=runner.model, report=runner.report)
         self._remake = remake
         self._methods = dict(methods or {})
-        self._become(runner)
-        runner.settles(self._become)
-
-    def _become(self, runner: Runner) -> None:
         self._runner = runner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
