@@ -28,7 +28,8 @@ _LINE_END = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 def code_of(source: str) -> str:
     """Returns source without comments, docstrings and blank lines; what is in other strings stays."""
     # Code and strings in turn: only code is normalized.
-    parts, code, end, depth = [], "", 0, 0
+    parts: list[str] = []
+    code, end, depth = "", 0, 0
     for token in _TOKEN.finditer(source):
         between = source[end : token.start()]
         code += between
