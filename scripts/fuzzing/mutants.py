@@ -157,10 +157,10 @@ MUTANTS: dict[str, Mutant] = {
     "eager_uncounted": Mutant(
         "frames that Dynamo gives up run in eager, and nobody counts them",
         (
-            ("backend.capture.books:FrameBooks._count_eager_call", _does(None)),
-            ("backend.capture.books:FrameBooks.lost", _does(None)),
+            ("backend.capture.frame_log:FrameLog._count_eager_call", _does(None)),
+            ("backend.capture.frame_log:FrameLog.lost", _does(None)),
             (
-                "backend.capture.books:FrameBooks._observed",
+                "backend.capture.frame_log:FrameLog._observed",
                 lambda _: lambda self, call, args, kwargs: call(*args, **kwargs),
             ),
         ),

@@ -101,7 +101,7 @@ def test_an_error_of_the_backend_is_the_frames() -> None:
 
 @until(2, 15, "each thread has its own region")
 def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
-    """Why `_Watch` sets it again: another thread may have changed it."""
+    """Why `_ObservedConversion` sets it again: another thread may have changed it."""
     seen = []
     before = eval_frame.set_eval_frame_isolate_recompiles_id(77)
     thread = threading.Thread(target=lambda: seen.append(eval_frame.get_eval_frame_isolate_recompiles_id()))

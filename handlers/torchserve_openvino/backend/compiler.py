@@ -203,13 +203,13 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
     passed: Any = {"mode": spec.mode} | ({"options": dict(spec.options)} if spec.options else {})
 
     def pass_through() -> Traced:
-        from torchserve_openvino.backend.capture.books import FrameBooks
+        from torchserve_openvino.backend.capture.frame_log import FrameLog
         from torchserve_openvino.backend.upstream import _torch_private as private
 
         foreign = torch.compile(model, backend=spec.backend, dynamic=spec.dynamic, fullgraph=spec.fullgraph, **passed)
-        books = FrameBooks(tracker, CallRecorder(), spec.backend)
-        private.watch_frames(foreign, books, keeps_going=False)
-        return Traced(functools.partial(books.run, foreign))
+        frame_log = FrameLog(tracker, CallRecorder(), spec.backend)
+        private.watch_frames(foreign, frame_log, keeps_going=False)
+        return Traced(functools.partial(frame_log.run, foreign))
 
     return Runner(model, pass_through, tracker)
 
@@ -237,13 +237,13 @@ def _trace(
         traced: The model, or its twin (`_twin`).
         sync: Wraps the compiled form of ``traced``.
     """
-    from torchserve_openvino.backend.capture.books import FrameBooks
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
+    from torchserve_openvino.backend.capture.frame_log import FrameLog
     from torchserve_openvino.backend.routes.whole import capture_whole
     from torchserve_openvino.backend.upstream import _torch_kept
     from torchserve_openvino.backend.upstream import _torch_private as private
 
-    ours, books = OpenVINOBackend(settings, traced), FrameBooks(settings.tracker, settings.recorder)
+    ours, frame_log = OpenVINOBackend(settings, traced), FrameLog(settings.tracker, settings.recorder)
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     compiled = torch.compile(traced, backend=ours, fullgraph=spec.fullgraph, **limits)
@@ -258,13 +258,13 @@ def _trace(
 
         around = open_ones(around) if spec.open_axes.ones else around
         mark = functools.partial(marking, open_axes=spec.open_axes)
-    private.watch_frames(compiled, books, keeps_going=not spec.fullgraph, around=around)
-    whole = capture_whole(traced, ours, books, around, **limits)
+    private.watch_frames(compiled, frame_log, keeps_going=not spec.fullgraph, around=around)
+    whole = capture_whole(traced, ours, frame_log, around, **limits)
     return Traced(
-        mark(functools.partial(books.run, sync(_without_wrapper(compiled)))),
+        mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled)))),
         ours.release_weights,
         ours.drop,
-        mark(functools.partial(books.run, sync(whole))),
+        mark(functools.partial(frame_log.run, sync(whole))),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
+from torchserve_openvino.backend.capture.frame_log import count_graph_break
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
@@ -73,8 +74,9 @@ class OpenVINOBackend:
         gm.recompile()
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
+        # Only for callers without `watch_frames`, whose `FrameLog` counts it first.
         if fact := private.graph_break_of(gm):
-            self.settings.tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
+            count_graph_break(self.settings.tracker, fact)
         where = _where(gm) or place
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
         if resized := [node for node in gm.graph.nodes if node.target in _RESIZES]:

@@ -30,7 +30,7 @@ from torchserve_openvino.report.tracker import Tracker
 logger = logging.getLogger(__name__)
 
 
-class FrameBooks:
+class FrameLog:
     """Records one model's guarded calls.
 
     Args:
@@ -114,7 +114,7 @@ class FrameBooks:
     def broke(self, fact: GraphBreakFact) -> None:
         """See `FrameObserver`."""
         self._note_event()
-        self._tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
+        count_graph_break(self._tracker, fact)
 
     def lost(self, frame: LostFrame, first: bool) -> None:
         """See `FrameObserver`."""
@@ -133,6 +133,11 @@ class FrameBooks:
     def _note_event(self) -> None:
         self._events += 1
         self._settled = self._foreign is not None
+
+
+def count_graph_break(tracker: Tracker, fact: GraphBreakFact) -> None:
+    """Records a line at which tracing stopped; the code at it runs in eager PyTorch."""
+    tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
 
 
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
