@@ -17,13 +17,13 @@ _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) - {"forward"}
 MethodRunner = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-def attribute_of(model: Any, name: str, stand_in: Any, run: MethodRunner | None = None) -> Any:
+def attribute_of(model: Any, name: str, proxy: Any, run: MethodRunner | None = None) -> Any:
     """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead.
 
     Args:
         model: The model.
         name: The attribute.
-        stand_in: What stands in for the model.
+        proxy: The proxy of the model.
         run: Runs the methods that the model's own class defines; None if they are called directly.
     """
     value = getattr(model, name)
@@ -41,12 +41,12 @@ def attribute_of(model: Any, name: str, stand_in: Any, run: MethodRunner | None 
             result = run(name, value, args, kwargs)
         else:
             result = value(*args, **kwargs)
-        return stand_in if result is model else result
+        return proxy if result is model else result
 
     return instead
 
 
-class StandIn:
+class ModelProxy:
     """A base class whose instances take every attribute that is not their own from their model.
 
     Attributes:
