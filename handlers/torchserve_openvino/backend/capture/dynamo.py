@@ -24,8 +24,8 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.kept import STAND_INS
 from torchserve_openvino.ops.memory_order import without_base
+from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES
@@ -52,7 +52,7 @@ class OpenVINOBackend:
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # The backend's name in Dynamo's own logs.
         self.__name__ = "openvino_serving"
-        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.keep_undecomposed(OPAQUE_OPS)
         _torch_kept.take_masks()
         _torch_modes.repair_aliasing_check()
 

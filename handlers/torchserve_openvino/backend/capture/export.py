@@ -30,7 +30,7 @@ from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.kept import STAND_INS
+from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES
 from torchserve_openvino.passes.manager import run_passes
@@ -73,7 +73,7 @@ class ExportedModel:
         self._state: list[Any] = []
         self._reached = ReachedState(torch.nn.Module())
         self._keeps_state = ""
-        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.keep_undecomposed(OPAQUE_OPS)
         if dynamic:
             settings.tracker.add_note("dynamic: true has no effect: torch.export makes one graph for each shape")
 

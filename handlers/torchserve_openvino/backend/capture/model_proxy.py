@@ -1,4 +1,4 @@
-"""How a compiled model stands in for its model: attributes and methods, copies, pickling."""
+"""The proxy that takes a model's place once it is compiled: attributes and methods, copies, pickling."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ MethodRunner = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any
 
 
 def attribute_of(model: Any, name: str, proxy: Any, run: MethodRunner | None = None) -> Any:
-    """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its stand-in instead.
+    """Returns a model's attribute; a method that returns the model (``to``, ``eval``) returns its proxy instead.
 
     Args:
         model: The model.

@@ -1,10 +1,10 @@
 """Keeps operators whole that torch decomposes before any backend sees them, or that Python code computes.
 
 torch's tracer unrolls a recurrent layer step by step, and makes resizing (`interpolate`) of lookups at single pixels.
-While one of our models is traced, each such operator is replaced by a stand-in with the same arguments that torch
-cannot decompose (`STAND_INS`). `restore` puts the operator itself back into the lowered graph, so that all later stages
-see torch's own name. `BATCHED_NMS` is the exception: a function of torchvision, which branches on sizes that only exist
-when the model runs.
+While one of our models is traced, each such operator is replaced by an opaque one with the same arguments that torch
+cannot decompose (`OPAQUE_OPS`). `restore_original_ops` puts the operator itself back into the lowered graph, so that
+all later stages see torch's own name. `BATCHED_NMS` is the exception: a function of torchvision, which branches on
+sizes that only exist when the model runs.
 """
 
 import math
@@ -29,12 +29,13 @@ _ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class StandIn:
+class OpaqueOp:
     """What is traced in an operator's place.
 
     Attributes:
         call: Takes the operator's arguments; returns NotImplemented where torch's decomposition is traced instead.
-        trains: Whether that decomposition is traced where gradients are recorded, for which a stand-in has no formula.
+        trains: Whether that decomposition is traced where gradients are recorded, for which an opaque operator has no
+            formula.
             Otherwise Dynamo breaks the graph there: torch's decomposition of recurrent layers has no dropout.
         own: Whether only this package's conversion is right, so that it stays whole only where that is used.
     """
@@ -82,7 +83,7 @@ def _fake_rnn(
 
 
 def _define_recurrent(op: Any, states: str, count: int, fake: Any) -> Any:
-    """Defines the stand-in of a recurrent layer, which runs torch's own."""
+    """Defines the opaque operator of a recurrent layer, which runs torch's own."""
     returned = ", ".join(["Tensor"] * count)
 
     def run(*args: Any) -> Any:
@@ -93,13 +94,13 @@ def _define_recurrent(op: Any, states: str, count: int, fake: Any) -> Any:
     return _define(op, schema, run, fake, tags=(torch.Tag.nondeterministic_seeded,))
 
 
-def _without_idle_dropout(stand_in: Any) -> Any:
-    """Wraps a stand-in so that dropout, which may be a symbol, counts in training mode only."""
+def _without_idle_dropout(opaque: Any) -> Any:
+    """Wraps an opaque operator so that dropout, which may be a symbol, counts in training mode only."""
 
     def call(x: Tensor, hx: Any, params: list[Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
              bidirectional: bool, batch_first: bool) -> Any:  # fmt: skip
         probability = float(dropout) if train else 0.0
-        return stand_in(x, hx, params, has_biases, num_layers, probability, train, bidirectional, batch_first)
+        return opaque(x, hx, params, has_biases, num_layers, probability, train, bidirectional, batch_first)
 
     return call
 
@@ -176,9 +177,9 @@ def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -
     return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
-def _where_whole(stand_in: Any) -> Callable[..., Any]:
+def _where_whole(opaque: Any) -> Callable[..., Any]:
     def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
-        return stand_in(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
+        return opaque(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
 
     return call
 
@@ -221,15 +222,15 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
 
 
 # Maps each operator to what is traced in its place.
-STAND_INS = {op: StandIn(_without_idle_dropout(stand_in)) for op, stand_in in _RECURRENT.items()} | {
-    op: StandIn(_where_whole(stand_in), trains=True, own=True) for op, stand_in in _RESIZERS.items()
+OPAQUE_OPS = {op: OpaqueOp(_without_idle_dropout(opaque)) for op, opaque in _RECURRENT.items()} | {
+    op: OpaqueOp(_where_whole(opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
 }
-STAND_INS[aten.multilabel_margin_loss_forward.default] = StandIn(multilabel_margin_loss)
-_ORIGINALS = {stand_in: op for op, stand_in in (_RECURRENT | _RESIZERS).items()}
+OPAQUE_OPS[aten.multilabel_margin_loss_forward.default] = OpaqueOp(multilabel_margin_loss)
+_ORIGINALS = {opaque: op for op, opaque in (_RECURRENT | _RESIZERS).items()}
 
 
-def restore(graph: Graph) -> None:
-    """Puts torch's operators back in place of their stand-ins."""
+def restore_original_ops(graph: Graph) -> None:
+    """Puts torch's operators back in place of the opaque ones."""
     for node in graph.nodes:
         if node.op == "call_function" and node.target in _ORIGINALS:
             node.target = _ORIGINALS[node.target]
