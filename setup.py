@@ -143,7 +143,7 @@ setup(
     cmdclass={"build_py": BuildWithTemplates},
     package_dir={"": "handlers"},
     packages=find_packages("handlers"),
-    package_data={"torchserve_openvino": ["py.typed", "**/*.html", "**/*.json", "**/*.yaml", "**/*.jinja"]},
+    package_data={"torchserve_openvino": ["py.typed", "**/*.jinja"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "vision": VISION,

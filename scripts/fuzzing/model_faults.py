@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.rewiring import put_behind
+from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _LOWEST = np.float32(np.finfo(np.float32).min)
 _MASK = 3

@@ -20,10 +20,10 @@ from torch.utils import _python_dispatch as dispatch
 
 from helpers import run_backend
 from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
-from torchserve_openvino.backend.upstream._torch_kept import keep_whole, kept_whole
+from torchserve_openvino.backend.upstream._torch_kept import keep_undecomposed, kept_whole
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import aot_autograd, reads_values, watch_frames
-from torchserve_openvino.ops.kept import STAND_INS
+from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from versions import until
 
 
@@ -101,7 +101,7 @@ def test_an_error_of_the_backend_is_the_frames() -> None:
 
 @until(2, 15, "each thread has its own region")
 def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
-    """Why `_Watch` sets it again: another thread may have changed it."""
+    """Why `_ObservedConversion` sets it again: another thread may have changed it."""
     seen = []
     before = eval_frame.set_eval_frame_isolate_recompiles_id(77)
     thread = threading.Thread(target=lambda: seen.append(eval_frame.get_eval_frame_isolate_recompiles_id()))
@@ -223,7 +223,7 @@ def test_aotautograd_runs_a_new_graph_under_a_mode_that_the_backend_keeps_to_its
 
 
 def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
-    """Why `kept_whole` patches `allow_rnn`, and `keep_whole` replaces the kernels that decompose these layers."""
+    """Why `kept_whole` patches `allow_rnn`, and `keep_undecomposed` replaces kernels that decompose these layers."""
     lstm = nn.LSTM(2, 3)
     x = torch.randn(4, 1, 2)
     assert not run_backend(lstm, x)
@@ -264,7 +264,7 @@ def test_what_dynamic_sets_at_each_call(dynamic) -> None:
 
 def test_an_operator_without_fake_tensors_breaks_the_graph() -> None:
     """What the operators raise in `kept_whole` while gradients are recorded."""
-    keep_whole(STAND_INS)
+    keep_undecomposed(OPAQUE_OPS)
     gru = nn.GRU(2, 3)
     x = torch.randn(4, 1, 2)
     seen = []

@@ -54,7 +54,7 @@ def test_decoder_takes_shapes_and_types_and_holds_its_nodes() -> None:
 
 
 def test_int64_is_computed_in_32_bits() -> None:
-    """Why `backend/lowering/int_range.py` limits int64 inputs."""
+    """Why `passes/fx/int_range.py` limits int64 inputs."""
     x = np.array([2**40, 5], dtype=np.int64)
     assert run(lambda p: ops.add(p, p), x).tolist() == [0, 10]
 
@@ -144,7 +144,7 @@ def test_the_torchscript_frontend_shares_weights_keeps_the_order_and_knows_other
 
 
 def test_integers_are_compared_and_divided_in_float32() -> None:
-    """Why integers are limited to 2^24 (backend/lowering/int_range.py)."""
+    """Why integers are limited to 2^24 (passes/fx/int_range.py)."""
     x = np.array([2**24, 2**24 + 1, 2**30 + 7], np.int32)
     assert run(ops.equal, x, x - 1).tolist() != (x == x - 1).tolist()
     assert run(ops.floor_mod, x, np.full(3, 7, np.int32)).tolist() != (x % 7).tolist()
@@ -167,7 +167,7 @@ def test_a_float_quotient_is_rounded_before_its_floor() -> None:
 
 
 def test_nan_is_greater_than_anything_and_not_less() -> None:
-    """Why ``x > y`` is rewritten as ``y < x`` (`backend/lowering/rewrite.py`)."""
+    """Why ``x > y`` is rewritten as ``y < x`` (`passes/fx/rewrite.py`)."""
     x, y = np.array([np.nan, 1.0, np.nan], np.float32), np.array([1.0, np.nan, np.nan], np.float32)
     assert run(lambda a, b: ops.convert(ops.greater(a, b), "i32"), x, y).any()
     assert not run(lambda a, b: ops.convert(ops.less(a, b), "i32"), x, y).any()
@@ -175,7 +175,7 @@ def test_nan_is_greater_than_anything_and_not_less() -> None:
 
 
 def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
-    """Why such a reduction keeps its dimensions (`backend/lowering/rewrite.py`)."""
+    """Why such a reduction keeps its dimensions (`passes/fx/rewrite.py`)."""
 
     def shape(keep: bool) -> list[int]:
         p = ops.parameter([-1, -1, 1], ov.Type.f32)
@@ -189,7 +189,7 @@ def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
 
 
 def test_attention_of_a_closed_row_is_nan() -> None:
-    """Why fully masked rows are set to 0 (`backend/lowering/rewrite.py`)."""
+    """Why fully masked rows are set to 0 (`passes/fx/rewrite.py`)."""
     q = np.ones((1, 1, 2, 4), np.float32)
     mask = np.array([[[[0.0, -np.inf], [-np.inf, -np.inf]]]], np.float32)
     got = run(lambda q, m: ops.scaled_dot_product_attention(q, q, q, m), q, mask)
@@ -231,7 +231,7 @@ def test_interpolation_to_1_takes_the_first_value() -> None:
 
 
 def test_packed_weights_are_looked_up_without_their_orientation() -> None:
-    """Why `backend/conversion/passes/weight_packing.py` exists. If this fails, it may no longer be needed."""
+    """Why `passes/ov/weight_packing.py` exists. If this fails, it may no longer be needed."""
     generator = np.random.default_rng(0)
     weight, x = generator.standard_normal((8, 8), np.float32), generator.standard_normal((4, 8), np.float32)
     parameter, constant = ops.parameter([4, 8], ov.Type.f32), ops.constant(weight)
@@ -242,7 +242,7 @@ def test_packed_weights_are_looked_up_without_their_orientation() -> None:
 
 
 def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values_only() -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
+    """Why `passes/ov/kernel_fusions.py` keeps the two apart."""
     x = np.ones((5, 1, 3), dtype=np.int64)
 
     def build(p: ov.Node) -> ov.Node:
@@ -281,7 +281,7 @@ def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
 
 
 def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
+    """Why `passes/ov/kernel_fusions.py` keeps the two apart."""
 
     def differs(size: int) -> bool:
         x, y = np.random.default_rng(0).uniform(0.5, 1, (2, size, size)).astype(np.float32)
@@ -293,7 +293,7 @@ def test_a_product_of_tiny_matrices_mixes_up_the_numbers_for_each_column() -> No
 
 
 def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` keeps the two apart."""
+    """Why `passes/ov/kernel_fusions.py` keeps the two apart."""
     x = np.array([-1.0, 2.0], dtype=np.float32)
 
     def build(p: ov.Node) -> ov.Node:
@@ -304,7 +304,7 @@ def test_the_absolute_value_of_a_concatenation_is_taken_of_its_parts() -> None:
 
 
 def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` inserts an operator before the absolute value."""
+    """Why `passes/ov/kernel_fusions.py` inserts an operator before the absolute value."""
     weights, shift = np.array([-1.0, 0.25], dtype=np.float32), ops.constant(np.float32(0.25))
 
     def build(p: ov.Node) -> ov.Node:

@@ -9,8 +9,9 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.attention_operands import repeat_attention_operands
-from torchserve_openvino.backend.conversion.passes.narrow_masks import keep_masks_finite
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.attention_operands import repeat_attention_operands
+from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite
 
 CORE = ov.Core()
 HAS_BF16 = "BF16" in CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -116,7 +117,7 @@ def _projected_attention(precision: str, cured: bool, transposed_back: bool) -> 
     result = ops.matmul(ops.softmax(ops.multiply(product, ops.constant(np.float32(0.125))), -1), v, False, False)
     model = ov.Model([ops.transpose(result, order) if transposed_back else result], [q, k, v])
     if cured:
-        repeat_attention_operands(model)
+        repeat_attention_operands(model, PassContext())
     scores = query.reshape(2, 12, 12, 64).swapaxes(1, 2) @ key.swapaxes(-1, -2) * 0.125
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ value
@@ -140,7 +141,7 @@ def test_masks_beyond_bfloat16(limited: bool) -> None:
     weights = ops.reshape(ops.softmax(ops.add(products, mask), -1), ops.constant(np.array([6, 8, 8])), False)
     model = ov.Model([ops.matmul(weights, scores, False, False)], [scores, mask])
     if limited:
-        keep_masks_finite(model)
+        keep_masks_finite(model, PassContext())
     compiled = CORE.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
     least = np.finfo(np.float32).min
     values = np.random.default_rng(0).standard_normal((6, 8, 8), dtype=np.float32)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.bf16x3 import multiply_in_bf16x3
 from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.upstream import _openvino_relaxed as relaxed
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.bf16x3 import multiply_in_bf16x3
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 MATMUL = {"transpose_a": "false", "transpose_b": "true"}
@@ -44,6 +45,13 @@ def product(x: np.ndarray, w: np.ndarray, relax: bool) -> ov.CompiledModel:
         relaxed.product_in_f32("MatMul", first, bf16(w), MATMUL) if relax else ops.matmul(first, bf16(w), False, True)
     )
     return core().compile_model(ov.Model([ops.convert(result, "f32")], [parameter]), "CPU", F32)
+
+
+def in_bf16x3(model: ov.Model) -> tuple[ov.Model, dict[str, int]]:
+    """Returns a copy with products in bf16x3, and their share."""
+    changed, context = model.clone(), PassContext()
+    multiply_in_bf16x3(changed, context)
+    return changed, context.products
 
 
 @needs_amx
@@ -92,7 +100,7 @@ def linear(rows: int = 64, inner: int = 384, columns: int = 512) -> ov.Model:
 @needs_amx
 def test_halves_are_written_and_read_in_place_and_sums_are_fused() -> None:
     """Why both halves are one value: neither the concatenation nor the splits run."""
-    model, _ = multiply_in_bf16x3(linear())
+    model, _ = in_bf16x3(linear())
     compiled = core().compile_model(model, "CPU", {**F32, "PERF_COUNT": True})
     compiled(numbers(2, 64, 384))
     facts = {}
@@ -109,8 +117,8 @@ def test_convolutions_are_added_in_place() -> None:
     parameter = ops.parameter([1, 256, 14, 14], np.float32)
     weights = ops.constant(numbers(256, 256, 3, 3))
     convolution = ops.convolution(ops.relu(parameter), weights, [1, 1], [1, 1], [1, 1], [1, 1])
-    model, share = multiply_in_bf16x3(ov.Model([ops.relu(convolution)], [parameter]))
-    assert share.split == 1
+    model, share = in_bf16x3(ov.Model([ops.relu(convolution)], [parameter]))
+    assert share["bf16x3"] == 1
     kernels = kernels_of(core().compile_model(model, "CPU", F32))
     convolutions = [kernel.primitive for kernel in kernels if kernel.kind == "Convolution"]
     assert convolutions == ["brgconv_avx512_amx_bf16"] * 3
@@ -119,7 +127,7 @@ def test_convolutions_are_added_in_place() -> None:
 
 @needs_amx
 def test_a_blob_needs_no_extension(tmp_path: Path) -> None:
-    model, _ = multiply_in_bf16x3(linear())
+    model, _ = in_bf16x3(linear())
     compiled = core().compile_model(model, "CPU", F32)
     np.save(tmp_path / "y.npy", compiled(numbers(2, 64, 384))[0])
     (tmp_path / "blob").write_bytes(compiled.export_model().getbuffer())

@@ -6,7 +6,8 @@ import pytest
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.conversion.passes.convolution_kernels import widen_kernels
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.convolution_kernels import widen_kernels
 
 CORE = ov.Core()
 
@@ -62,7 +63,7 @@ def test_kernels_for_amx_are_wrong_and_wider_ones_right(case: tuple, in_bytes: b
     wrong, kernel = error(model, x, expected, hint)
     if "amx" in kernel:
         assert wrong > 0.1, "OpenVINO computes it rightly: passes/convolution_kernels.py can go"
-    widen_kernels(model)
+    widen_kernels(model, PassContext())
     right, kernel = error(model, x, expected, hint)
     assert right < 0.02
     assert kernel.endswith("i8" if in_bytes else "bf16") or "amx" not in kernel

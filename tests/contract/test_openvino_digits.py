@@ -26,7 +26,7 @@ def error(mean: np.ndarray) -> float:
 
 
 def test_sums_lose_digits_in_one_dimension_and_along_other_axes_than_the_last() -> None:
-    """`backend.conversion.passes.long_reductions` avoids these."""
+    """`passes.ov.long_reductions` avoids these."""
     assert error(run(mean(0), LONG)) > 1e-3
     columns = LONG.reshape(-1, 1).repeat(2, 1)
     assert error(run(mean(0), columns)) > 1e-3
@@ -47,14 +47,14 @@ def test_reductions_of_which_one_keeps_its_axes_are_not_joined() -> None:
 
 
 def test_the_largest_of_minus_infinity_is_finite_and_nan_is_lost() -> None:
-    """`backend.lowering.max_pools` restores them."""
+    """`passes.fx.max_pools` restores them."""
     x = np.array([[[-np.inf, -np.inf, np.nan, 1]]], np.float32)
     pooled = run(lambda x: ops.max_pool(x, [2], [1], [0], [0], [2]).output(0), x)
     assert np.array_equal(pooled.ravel(), [np.finfo(np.float32).min, 1])
 
 
 def test_a_product_with_a_known_number_loses_the_sign_of_zero_where_sizes_are_open() -> None:
-    """`backend.conversion.passes.zero_signs` hides the number."""
+    """`passes.ov.zero_signs` hides the number."""
     zero = np.zeros(4, np.float32)
     for build in (ops.negative, lambda x: ops.multiply(x, ops.constant(np.float32(-2)))):
         assert np.signbit(run(build, zero)).all() and not np.signbit(run(build, zero, open_sizes=True)).any()

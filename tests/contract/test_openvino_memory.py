@@ -53,7 +53,7 @@ SCATTER = "scatter_elements_update(x, index, np.ones((2, 1), np.float32), np.int
 
 @pytest.mark.parametrize(("operation", "beyond"), [("gather_nd(x, index)", 10**8), (SCATTER, -(10**8))])
 def test_kernels_leave_the_memory_of_a_tensor(operation, beyond) -> None:
-    """Why `backend/lowering/checks.py` replaces an index that fails its check with 0."""
+    """Why `passes/fx/checks.py` replaces an index that fails its check with 0."""
     program = PROGRAM.replace("OPERATION", operation).replace("BEYOND", str(beyond))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process did not crash (exit code {done.returncode}): {done.stderr[-300:]}"
@@ -100,7 +100,7 @@ results = [ops.add(ops.group_normalization(x, ones, ones, 2, 1e-5), ops.relu(b))
 
 @pytest.mark.parametrize("name", JOINS)
 def test_a_joined_kernel_ends_the_process_while_it_is_compiled(name) -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` exists."""
+    """Why `passes/ov/kernel_fusions.py` exists."""
     program = JOINED.replace("RESULTS", JOINS[name])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode < 0, f"the process did not crash (exit code {done.returncode}): {done.stderr[-300:]}"
@@ -113,7 +113,7 @@ def answers(result: ov.Node, x: ov.Node, given: list[np.ndarray]) -> list[np.nda
 
 
 def test_a_constant_that_is_not_folded_is_overwritten() -> None:
-    """Why `backend/conversion/passes/constant_parts.py` exists."""
+    """Why `passes/ov/constant_parts.py` exists."""
     x, zero = ops.parameter([3, 4], np.float32), ops.constant(np.zeros(1, np.int64))
     made = ops.roll(ops.constant(np.ones((3, 4), np.float32) * 2), zero, zero)
     given = np.ones((3, 4), np.float32)
@@ -124,7 +124,7 @@ def test_a_constant_that_is_not_folded_is_overwritten() -> None:
 
 @pytest.mark.parametrize("channels", [2, 3])
 def test_a_mean_of_few_channels_takes_in_what_its_memory_held(channels) -> None:
-    """Why `backend/conversion/passes/kernel_fusions.py` separates pooling from such a mean."""
+    """Why `passes/ov/kernel_fusions.py` separates pooling from such a mean."""
     x = ops.parameter([2, channels, 6, 6], np.float32)
     pooled = ops.avg_pool(x, [2, 2], [0, 0], [0, 0], [2, 2], True, "floor", "explicit")
     mean = ops.reduce_mean(pooled, ops.constant([0, 2, 3]), False)

@@ -214,7 +214,7 @@ def test_alpha_is_dropped_where_the_second_operand_is_a_symbol(add: Callable[...
 
 
 def test_labels_behind_the_end_count_where_torch_decomposes_their_loss() -> None:
-    """Why `ops.kept` has a composition of its own."""
+    """Why `ops.opaque_ops` has a composition of its own."""
     x, target = torch.tensor([[0.1, 0.2, 0.4]]), torch.tensor([[2, -1, 1]])
     compiled = torch.compile(torch.nn.functional.multilabel_margin_loss, backend="aot_eager")
     with torch.no_grad():

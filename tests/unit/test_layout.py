@@ -1,4 +1,7 @@
-"""Layering rules: imports go down only; only serving, tasks and entrypoints import TorchServe."""
+"""Layering rules: imports go down only; only serving, tasks and entrypoints import TorchServe.
+
+Passes import the one door to private functions, `backend/upstream/`, besides what is below them.
+"""
 
 import ast
 import itertools
@@ -12,10 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "handlers" / "torchserve_openvino"
 # The layer of each subpackage, which may import from its own layer and from those below.
 FLOORS = {
-    "cli": 6, "tune": 5, "hosts": 5, "adapters": 5, "entrypoints": 5, "tasks": 4, "packaging": 4, "doctor": 4,
-    "serving": 3,
-    "generation": 3, "backend": 2, "ops": 1, "cache": 1, "report": 1, "quantized": 1, "frontend": 1, "bench": 1,
-    "config": 0, "files": 0, "errors": 0,
+    "cli": 7, "tune": 6, "hosts": 6, "adapters": 6, "entrypoints": 6, "tasks": 5, "packaging": 5, "doctor": 5,
+    "serving": 4, "generation": 4, "backend": 3, "passes": 2, "ops": 1, "cache": 1, "report": 1, "quantized": 1,
+    "frontend": 1, "bench": 1, "config": 0, "files": 0, "errors": 0,
 }  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -39,6 +41,8 @@ def test_imports_go_down(path: Path) -> None:
     for name in imports(path):
         if name.startswith("torchserve_openvino."):
             other = name.split(".")[1]
+            if room(path) == "passes" and name.startswith("torchserve_openvino.backend.upstream."):
+                continue
             assert FLOORS[other] <= FLOORS[room(path)], f"{path.name} imports {name}"
         if name.split(".")[0] == "ts":
             assert room(path) in {"serving", "tasks", "entrypoints"}, f"{path.name} imports {name}"
@@ -70,7 +74,7 @@ def test_private_modules_of_torch_and_openvino_are_imported_only_in_listed_modul
 # A stage of the backend may import from itself and from those before it. BESIDE places the modules directly in
 # backend/ in this order: "" before all stages, "top" after all.
 STAGES = (
-    "upstream", "lowering", "partitioning", "conversion", "runtime", "routes", "torchscript", "capture", "runners",
+    "upstream", "partitioning", "conversion", "runtime", "routes", "torchscript", "capture", "runners",
 )  # fmt: skip
 BESIDE = {
     "spec": "", "size_formulas": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",

@@ -3,8 +3,26 @@
 It does not depend on TorchServe.
 """
 
-from torchserve_openvino.backend.compiled import CompiledModule
-from torchserve_openvino.backend.entry import compile, openvino_serving
-from torchserve_openvino.backend.open_axes import OpenAxes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.compiled import CompiledModule
+    from torchserve_openvino.backend.entry import compile, openvino_serving
+    from torchserve_openvino.backend.open_axes import OpenAxes
 
 __all__ = ["CompiledModule", "OpenAxes", "compile", "openvino_serving"]
+
+# Imported on first use, because `passes` imports `backend.upstream`, and the stages of the backend import `passes`.
+_HOMES = {
+    "CompiledModule": "torchserve_openvino.backend.compiled",
+    "OpenAxes": "torchserve_openvino.backend.open_axes",
+    "compile": "torchserve_openvino.backend.entry",
+    "openvino_serving": "torchserve_openvino.backend.entry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

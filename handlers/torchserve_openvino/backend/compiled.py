@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.backend import eager_watch
-from torchserve_openvino.backend.capture.stand_in import StandIn
+from torchserve_openvino.backend.capture.model_proxy import ModelProxy
 from torchserve_openvino.backend.runners.guarded import Runner
 from torchserve_openvino.backend.upstream._torch_modes import has_hooks
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-class CompiledModule(StandIn):
+class CompiledModule(ModelProxy):
     """A compiled model: call it like the model itself; other attributes are those of the model.
 
     Args:
@@ -40,10 +40,6 @@ class CompiledModule(StandIn):
         vars(self).update(eager=runner.model, report=runner.report)
         self._remake = remake
         self._methods = dict(methods or {})
-        self._become(runner)
-        runner.settles(self._become)
-
-    def _become(self, runner: Runner) -> None:
         self._runner = runner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

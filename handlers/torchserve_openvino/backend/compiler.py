@@ -16,7 +16,6 @@ from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
-from torchserve_openvino.backend.runners.choosing import ChoosingRunner
 from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
@@ -75,11 +74,13 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
         tracker: Collects the records, in addition to those that it already holds; a new one if None.
 
     Raises:
-        ConfigError: An option is unknown or can't be used, or the model has no method of that name, before anything is
-            compiled.
+        ConfigError: The backend is gone, an option is unknown or can't be used, or the model has no such method; before
+            anything is compiled.
         CacheDirectoryError: The cache's folder is not safe to use.
         TorchScriptModelError: A TorchScript module with a backend that is not ours, which can't trace it.
     """
+    if spec.backend in vocabulary.REMOVED:
+        raise ConfigError(vocabulary.REMOVED[spec.backend], key="backend")
     if is_scripted(model) and spec.backend not in vocabulary.OURS:
         raise TorchScriptModelError(
             f"The backend {spec.backend} can't trace TorchScript and would run it unchanged. Use one of "
@@ -105,8 +106,6 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
     if spec.backend not in vocabulary.OURS:
         return _foreign(model, spec, tracker)
     resolved = spec.resolved or resolve_options(spec.options)
-    if spec.backend == "auto":
-        return _choosing(model, replace(spec, resolved=resolved))
     settings = make_settings(resolved, tracker, spec)
     shapes = {"dynamic": spec.dynamic} | ({"open_axes": spec.open_axes.to_plain()} if spec.open_axes else {})
     form: PythonForm | None = None
@@ -204,23 +203,15 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
     passed: Any = {"mode": spec.mode} | ({"options": dict(spec.options)} if spec.options else {})
 
     def pass_through() -> Traced:
-        from torchserve_openvino.backend.capture.books import FrameBooks
+        from torchserve_openvino.backend.capture.frame_log import FrameLog
         from torchserve_openvino.backend.upstream import _torch_private as private
 
         foreign = torch.compile(model, backend=spec.backend, dynamic=spec.dynamic, fullgraph=spec.fullgraph, **passed)
-        books = FrameBooks(tracker, CallRecorder(), spec.backend)
-        private.watch_frames(foreign, books, keeps_going=False)
-        return Traced(functools.partial(books.run, foreign))
+        frame_log = FrameLog(tracker, CallRecorder(), spec.backend)
+        private.watch_frames(foreign, frame_log, keeps_going=False)
+        return Traced(functools.partial(frame_log.run, foreign))
 
     return Runner(model, pass_through, tracker)
-
-
-def _choosing(model: Callable[..., Any], spec: CompileSpec) -> Runner:
-    """Returns the runner of the backend ``auto``."""
-    ways = {
-        name: functools.partial(_runner, model, replace(spec, backend=name), Tracker()) for name in vocabulary.COMPILING
-    }
-    return ChoosingRunner(model, ways)
 
 
 def _watched(capture: Callable[[], Traced], model: Callable[..., Any], form: PythonForm, tracker: Tracker) -> Traced:
@@ -246,13 +237,13 @@ def _trace(
         traced: The model, or its twin (`_twin`).
         sync: Wraps the compiled form of ``traced``.
     """
-    from torchserve_openvino.backend.capture.books import FrameBooks
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
+    from torchserve_openvino.backend.capture.frame_log import FrameLog
     from torchserve_openvino.backend.routes.whole import capture_whole
     from torchserve_openvino.backend.upstream import _torch_kept
     from torchserve_openvino.backend.upstream import _torch_private as private
 
-    ours, books = OpenVINOBackend(settings, traced), FrameBooks(settings.tracker, settings.recorder)
+    ours, frame_log = OpenVINOBackend(settings, traced), FrameLog(settings.tracker, settings.recorder)
     # Both are in torch 2.13's signature (tests/contract), not in its type stubs.
     limits: Any = {"recompile_limit": RECOMPILE_LIMIT, "isolate_recompiles": True}
     compiled = torch.compile(traced, backend=ours, fullgraph=spec.fullgraph, **limits)
@@ -267,13 +258,13 @@ def _trace(
 
         around = open_ones(around) if spec.open_axes.ones else around
         mark = functools.partial(marking, open_axes=spec.open_axes)
-    private.watch_frames(compiled, books, keeps_going=not spec.fullgraph, around=around)
-    whole = capture_whole(traced, ours, books, around, **limits)
+    private.watch_frames(compiled, frame_log, keeps_going=not spec.fullgraph, around=around)
+    whole = capture_whole(traced, ours, frame_log, around, **limits)
     return Traced(
-        mark(functools.partial(books.run, sync(_without_wrapper(compiled)))),
+        mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled)))),
         ours.release_weights,
         ours.drop,
-        mark(functools.partial(books.run, sync(whole))),
+        mark(functools.partial(frame_log.run, sync(whole))),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode, is_innermost
+from torchserve_openvino.backend.upstream._torch_modes import EagerObserver, is_innermost
 from torchserve_openvino.ops.registry import computes
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Eager:
 
 
 class _ThreadState(threading.local):
-    mode: "_Watch | None" = None
+    mode: "_WatchMode | None" = None
 
 
 _thread = _ThreadState()
@@ -76,7 +76,7 @@ class EagerWatch:
         if _thread.mode is not None:
             return run()
         # The frames below this one are the handler's.
-        mode = _Watch(self._files, self._on_computation, sys._getframe())
+        mode = _WatchMode(self._files, self._on_computation, sys._getframe())
         _thread.mode = mode
         try:
             with mode:
@@ -126,16 +126,14 @@ def compiled() -> Iterator[None]:
         _thread.mode = mode
 
 
-class _Watch(ThreadDispatchMode):
-    """The dispatch mode of one thread.
+class _WatchMode(EagerObserver):
+    """The observer of one thread.
 
     Args:
         files: See `EagerWatch`.
         on_computation: See `EagerWatch`.
         base: The frame that runs the handler.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, files: frozenset[str], on_computation: Callable[[Eager], None], base: FrameType) -> None:
         super().__init__()
@@ -149,11 +147,6 @@ class _Watch(ThreadDispatchMode):
         self._start = 0.0
         # Storage addresses of weights of which views were taken, which are not parameters themselves.
         self._views: set[int] = set()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Returns True, so that Dynamo does not skip frames of a model that the handler compiles by itself."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator, and counts it if it belongs to a computation outside compiled graphs."""

@@ -32,9 +32,8 @@ def compile(
             ``decompositions``, ``disabled_ops``, ``config``; and ``fallback_to``. Not modified.
         fullgraph: Raise an error at a graph break instead of continuing in Python.
         mode: For other backends only, as in ``torch.compile``.
-        backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export;
-            ``auto`` tries these at the first call and keeps the best. Any other backend of Dynamo is passed through
-            and reported.
+        backend: ``openvino``; ``openvino_ts`` converts through TorchScript; ``export`` captures by torch.export. Any
+            other backend of Dynamo is passed through and reported.
         methods: Names of the model's other methods that compute, such as ``encode_image``; each is compiled as the
             model is. A call of any other method that computes with weights is counted as a fallback.
 

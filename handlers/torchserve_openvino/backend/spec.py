@@ -9,6 +9,7 @@ import torch
 
 from torchserve_openvino.backend.size_formulas import value_of_formula
 from torchserve_openvino.ops.memory_order import layout_of
+from torchserve_openvino.passes.bounds import Bounds
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,
@@ -76,22 +77,6 @@ class ValueSpec:
 
 
 _TYPES_BY_NAME = {str(dtype): dtype for dtype in OV_TYPES}
-
-
-class Bounds(NamedTuple):
-    """The values that an integer input may hold.
-
-    Attributes:
-        op: The operator that sets the bounds; empty if the type's range or indexing does.
-        first: The value that the first element must have; None if any is allowed.
-        last: The same for the last element.
-    """
-
-    low: int
-    high: int
-    op: str = ""
-    first: int | None = None
-    last: int | None = None
 
 
 class SizeLimits(NamedTuple):

@@ -27,8 +27,8 @@ class CompileConfig(BaseModel):
     enabled: bool = True
     """False leaves the model to eager PyTorch."""
     backend: str = "openvino"
-    """openvino (or openvino_serving), openvino_ts (converted through TorchScript), export (captured by torch.export)
-    and auto (the best of these) are this package's; any other Dynamo backend is passed through."""
+    """openvino (or openvino_serving), openvino_ts (converted through TorchScript) and export (captured by
+    torch.export) are this package's; any other Dynamo backend is passed through."""
     dynamic: bool | None = None
     """torch.compile's `dynamic`: True for symbolic shapes from the start, False for one graph per shape, None
     for torch's choice: static first, dynamic once a size changes."""
@@ -189,6 +189,9 @@ def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> bool:
     """Returns True if torch.compile has the backend; adds a problem otherwise."""
     if backend in vocabulary.OURS:
         return True
+    if backend in vocabulary.REMOVED:
+        problems.add(keys, vocabulary.REMOVED[backend])
+        return False
     # A name close to one of ours is a typo: no need to import torch, which takes seconds.
     if nearest(backend, vocabulary.OURS, cutoff=0.8) is None:
         from torch._dynamo import list_backends

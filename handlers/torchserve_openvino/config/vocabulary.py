@@ -16,11 +16,16 @@ FallbackKind = Literal[
 ]
 FALLBACK_KINDS: tuple[FallbackKind, ...] = get_args(FallbackKind)
 
-# The backends that `auto` tries; this order decides between equal results.
+# The names of our backends, but for an alias.
 COMPILING = ("openvino", "openvino_ts", "export")
 # Backends that capture with Dynamo, whose graphs may have symbolic sizes.
 BY_DYNAMO = frozenset({"openvino", "openvino_ts"})
-OURS = (*COMPILING, "auto", "openvino_serving")
+OURS = (*COMPILING, "openvino_serving")
+# Names that earlier versions had, and what replaces them.
+REMOVED = {
+    "auto": "the backend auto is gone: `torchserve-openvino tune` measures all backends and writes the best one into "
+    f"the YAML; or name one of {', '.join(COMPILING)}.",
+}
 # Of any number in a configuration, in whatever unit: multiplied by a billion, it is still a number.
 MAX_NUMBER = 1e100
 

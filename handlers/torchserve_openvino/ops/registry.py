@@ -46,7 +46,7 @@ class Movement(Enum):
 
 
 class Check(Enum):
-    """A condition on an operator's values that is checked at each call (`backend.lowering.checks`)."""
+    """A condition on an operator's values that is checked at each call (`passes.fx.checks`)."""
 
     NONZERO_DIVISOR = "no integer divisor is 0"
     NO_NAN = "nothing is NaN"

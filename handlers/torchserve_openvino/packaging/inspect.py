@@ -69,7 +69,7 @@ def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
     calls = [entry for entry in entries if entry.kind == "call"]
     exported = [entry for entry in entries if entry.kind == "generator"]
     here = {**versions(), "python": python_version()}
-    foreign = _differences([entry.fields for entry in calls], here)
+    foreign = _differences([entry.fields for entry in calls], here) + _changed_passes(calls)
     foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
@@ -131,6 +131,15 @@ def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> li
             if stored.get(name) != value:
                 found[f"{name}: compiled with {stored.get(name)}, but this machine has {value}"] = None
     return list(found)
+
+
+def _changed_passes(calls: list[Entry]) -> list[str]:
+    """Returns which passes differ between this version and that of the entries."""
+    from torchserve_openvino.passes.digests import graph_passes
+
+    here = set(graph_passes())
+    names = {str(each).partition(" ")[0] for entry in calls for each in here ^ set(entry.fields.get("passes", ()))}
+    return [f"passes: compiled with other versions of {', '.join(sorted(names))}"] if names else []
 
 
 def _compiled_here(entries: list[Entry]) -> set[Any]:

@@ -64,7 +64,6 @@ class Compilation:
         freezes: Whether calls run without guards.
         packaged: Folder of compiled graphs that came with the archive; None uses none.
         proves: Whether answers of cached calls are compared with eager PyTorch's before use (`CacheSettings`).
-        part: Path of a module that the handler calls directly; empty for the model.
         tracker: Records everything for the report; a new one if None.
     """
 
@@ -79,14 +78,13 @@ class Compilation:
         freezes: bool,
         packaged: Path | None,
         proves: bool,
-        part: str,
         tracker: Tracker | None,
     ) -> None:
         self._eager, self._config, self._shapes = eager, config, shapes
         self._section = config.openvino
         self._streams, self._counters = streams, counters
         self._freezes, self._packaged, self._proves = freezes, packaged, proves
-        self._part, self._tracker = part, tracker
+        self._tracker = tracker
 
     def make(
         self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, cached: bool = True
@@ -110,8 +108,7 @@ class Compilation:
                 options=pt2.options or None,
                 fullgraph=pt2.fullgraph,
                 mode=pt2.mode,
-                # `auto` needs a separate report for each backend that it tries; a part shares the model's report.
-                backend="openvino" if self._part and pt2.backend == "auto" else pt2.backend,
+                backend=pt2.backend,
                 resolved=resolved,
                 own_weights=self._section.release_weights and self._freezes,
                 cache=self.cache_settings() if cached else CacheSettings(),

@@ -22,6 +22,7 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, instruction_set, no_bf16x3
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.passes.digests import all_passes
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +242,7 @@ class Decisions:
                 "instructions": instruction_set() if device == "CPU" else "",
             },
             "ov_config": ov_config,
+            "passes": all_passes(),
         }
         self._key = make_key("precision", self._fields)
 

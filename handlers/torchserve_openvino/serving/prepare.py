@@ -91,7 +91,7 @@ class Preparation:
             eager, config, self._shapes, streams=Streams(threads.streams), counters=counters, freezes=self._freezes,
             packaged=model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None,
             # Verification compares every compiled shape with eager; no need to do so twice.
-            proves=bool(self._admission.skipped), part=part, tracker=tracker,
+            proves=bool(self._admission.skipped), tracker=tracker,
         )  # fmt: skip
         begin_step("choosing what shapes share a graph")
         self._graph = one_graph.choose(eager, config, self._shapes, part)

@@ -8,10 +8,11 @@ from openvino import opset15 as ops
 from torch import nn
 
 import torchserve_openvino as tov
-from torchserve_openvino.backend.conversion.passes.bf16x3 import multiply_in_bf16x3
 from torchserve_openvino.backend.runtime.build import build
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.bf16x3 import multiply_in_bf16x3
 
 HERE = no_bf16x3("CPU")
 needs_amx = pytest.mark.skipif(HERE is not None, reason=f"bf16x3 {HERE}")
@@ -229,6 +230,13 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+def in_bf16x3(model: ov.Model) -> tuple[ov.Model, dict[str, int]]:
+    """Returns a copy with products in bf16x3, and their share."""
+    changed, context = model.clone(), PassContext()
+    multiply_in_bf16x3(changed, context)
+    return changed, context.products
+
+
 @pytest.mark.parametrize(
     ("model", "split"),
     [
@@ -249,19 +257,25 @@ def numbers(*shape: int) -> np.ndarray:
     ],
 )
 def test_products_are_split_where_it_pays(model: ov.Model, split: int) -> None:
-    before = [node.get_type_name() for node in model.get_ordered_ops()]
-    changed, share = multiply_in_bf16x3(model)
-    assert share.split == split
+    changed, share = in_bf16x3(model)
+    assert share["bf16x3"] == split
     assert sum(node.get_type_name() == "MatMul" for node in changed.get_ops()) == 1 + split
-    assert [node.get_type_name() for node in model.get_ordered_ops()] == before, "the model itself must stay as it is"
+
+
+@needs_amx
+def test_the_model_itself_stays_as_it_is() -> None:
+    model = product([64, 384], numbers(384, 384))
+    before = [node.get_type_name() for node in model.get_ordered_ops()]
+    assert build(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16x3"}).products["bf16x3"] == 1
+    assert [node.get_type_name() for node in model.get_ordered_ops()] == before
 
 
 def test_products_of_one_operand_share_its_split() -> None:
     parameter = ops.parameter([2, 64, 384], np.float32)
     users = [ops.matmul(parameter, ops.constant(numbers(columns, 384)), False, True) for columns in (384, 512, 640)]
-    changed, share = multiply_in_bf16x3(ov.Model(users, [parameter]))
+    changed, share = in_bf16x3(ov.Model(users, [parameter]))
     kinds = [node.get_type_name() for node in changed.get_ops()]
-    assert share.split == 3 and kinds.count("Concat") == 1 and kinds.count("MatMul") == 6
+    assert share["bf16x3"] == 3 and kinds.count("Concat") == 1 and kinds.count("MatMul") == 6
 
 
 def test_weights_of_few_bits_stay_as_they_are() -> None:
@@ -269,8 +283,8 @@ def test_weights_of_few_bits_stay_as_they_are() -> None:
     stored = ops.constant(np.arange(384 * 384).reshape(384, 384).astype(np.uint8))
     weights = ops.multiply(ops.convert(stored, "f32"), ops.constant(np.float32(0.01)))
     model = ov.Model([ops.matmul(parameter, weights, False, True)], [parameter])
-    changed, share = multiply_in_bf16x3(model)
-    assert share.split == 0
+    changed, share = in_bf16x3(model)
+    assert share["bf16x3"] == 0
     assert any(
         node.get_element_type() == ov.Type.u8 for node in changed.get_ops() if node.get_type_name() == "Constant"
     )
@@ -296,5 +310,5 @@ def test_one_square_weight_in_two_orientations() -> None:
 def test_names_of_outputs_stay() -> None:
     model = product([64, 384], numbers(384, 384))
     model.outputs[0].get_tensor().set_names({"logits"})
-    changed, _ = multiply_in_bf16x3(model)
+    changed, _ = in_bf16x3(model)
     assert core().compile_model(changed, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).output("logits") is not None

@@ -14,7 +14,7 @@ from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.errors import WeightsReleasedError
 
-BACKENDS = ["openvino", "export", "auto"]
+BACKENDS = ["openvino", "export"]
 
 
 def net() -> nn.Module:
@@ -36,7 +36,7 @@ RETURNING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("backend", ["openvino", "auto"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", RETURNING)
 def test_methods_that_return_the_model_return_the_compiled_one(name: str, backend: str) -> None:
     model = net()

@@ -53,7 +53,7 @@ def equal(got: Any, expected: Any) -> None:
     assert_same(torch.utils._pytree.tree_map(as_tensors, got), torch.utils._pytree.tree_map(as_tensors, expected))
 
 
-@pytest.mark.parametrize("backend", ["openvino", "export", "auto"])
+@pytest.mark.parametrize("backend", ["openvino", "export"])
 @pytest.mark.parametrize("function", READING, ids=lambda f: f.__name__)
 def test_a_value_that_python_reads_is_read_at_each_call(function: Callable[..., Any], backend: str) -> None:
     class Model(nn.Module):

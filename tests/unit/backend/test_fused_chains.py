@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.conversion.passes.fused_chains import crashes_plugin
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.open import CacheSettings
+from torchserve_openvino.passes.ov.fused_chains import crashes_plugin
 
 Tensor = torch.Tensor
 # Operators after a chain: `a` is its end, `v` does not depend on it.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import torchserve_openvino as tov
 from helpers import assert_same, check
-from torchserve_openvino.backend.lowering.int_range import EXACT_IN_FLOAT32
+from torchserve_openvino.passes.fx.int_range import EXACT_IN_FLOAT32
 
 Function = Callable[..., Any]
 ALL: dict[str, Any] = {"min_partition_us": 0}

@@ -9,7 +9,8 @@ from torch import nn
 from helpers import assert_same
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.conversion.passes.open_lengths import multiply_open_lengths
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
 
 LENGTHS = (64, 41, 200, 42)
 # Kernel, stride, padding, dilation, bias.
@@ -130,7 +131,7 @@ def kinds(model: ov.Model) -> list[str]:
 
 def test_nothing_is_transposed_between_convolutions() -> None:
     model = convolutions(-1)
-    multiply_open_lengths(model)
+    multiply_open_lengths(model, PassContext())
     assert "Convolution" not in kinds(model) and kinds(model).count("MatMul") == 2
     # The first operand and the result; each bias, which is constant.
     assert kinds(model).count("Transpose") == 2 + 2
@@ -139,5 +140,5 @@ def test_nothing_is_transposed_between_convolutions() -> None:
 def test_a_fixed_length_stays_a_convolution() -> None:
     model = convolutions(32)
     before = kinds(model)
-    multiply_open_lengths(model)
+    multiply_open_lengths(model, PassContext())
     assert kinds(model) == before

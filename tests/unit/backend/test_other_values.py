@@ -1,28 +1,14 @@
-"""`auto`, the cache and the doctor compare answers on more than one set of values."""
+"""The cache and the doctor compare answers on more than one set of values."""
 
 import pytest
 import torch
 from cache_models import Glued, Net, X, assert_hit, cache_of, fresh
 from torch import nn
 
-import torchserve_openvino as tov
 from helpers import assert_same, leave_unwritten, stick
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.config.vocabulary import COMPILING
 from torchserve_openvino.doctor.bisecting.trial import Experiments
 from torchserve_openvino.doctor.target import Call
-
-
-@pytest.mark.parametrize("fault", [stick, leave_unwritten])
-def test_auto_takes_no_backend_that_is_right_on_the_first_values_only(monkeypatch, fault) -> None:
-    model = Net().eval()
-    compiled = tov.compile(model, backend="auto")
-    fault(monkeypatch)
-    with torch.inference_mode():
-        assert_same(compiled(X), model(X))
-    choice = compiled.report.to_dict()["config"]["backend_choice"]
-    assert choice["chosen"] == "eager" and set(choice["tried"]) == set(COMPILING)
-    assert all("differs" in tried["problem"] for tried in choice["tried"].values()), choice
 
 
 @pytest.mark.parametrize("make", [Net, Glued])

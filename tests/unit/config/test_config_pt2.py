@@ -20,7 +20,7 @@ def test_without_pt2_it_is_openvino():
     assert config.backend is not None
 
 
-@pytest.mark.parametrize("backend", ["openvino", "openvino_serving", "openvino_ts", "export", "auto"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_serving", "openvino_ts", "export"])
 def test_the_three_forms(backend):
     options = {"device": "CPU", "disabled_ops": "aten::relu"}
     string = load(backend)
@@ -59,6 +59,20 @@ def test_enable_takes_nothing_else(value):
     assert caught.value.key == "pt2.compile.enable"
 
 
+@pytest.mark.parametrize(
+    ("pt2", "key"),
+    [
+        ("auto", "pt2"),
+        ({"backend": "auto"}, "pt2.backend"),
+        ({"compile": {"backend": "auto"}}, "pt2.compile.backend"),
+    ],
+)
+def test_a_backend_that_is_gone_names_its_replacement(pt2, key):
+    with pytest.raises(ConfigError, match="torchserve-openvino tune.*openvino, openvino_ts, export") as raised:
+        load(pt2)
+    assert key in str(raised.value)
+
+
 def test_disable_of_torch_compile():
     assert load({"backend": "openvino", "disable": True}).pt2.enabled is False
 
@@ -70,7 +84,6 @@ def test_disable_of_torch_compile():
         ({"backend": "Openvino"}, "pt2.backend", "openvino"),
         ({"compile": {"backend": "openvino_tss"}}, "pt2.compile.backend", "openvino_ts"),
         ("exprt", "pt2", "export"),
-        ({"backend": "atuo"}, "pt2.backend", "auto"),
         ({"compile": {"backend": "inductr"}}, "pt2.compile.backend", "inductor"),
         ({"compile": {"backend": 3}}, "pt2.compile.backend", None),
         ({"compile": {"enabled": True}}, "pt2.compile.enabled", "enable"),

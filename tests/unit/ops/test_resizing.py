@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchserve_openvino as tov
 from helpers import Resized, assert_same
-from torchserve_openvino.ops.kept import RESIZERS
+from torchserve_openvino.ops.opaque_ops import RESIZERS
 
 MODES = {
     "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3),

@@ -12,7 +12,7 @@ from torchserve_openvino.tasks.tensor import TensorHandler
 ROWS = [[[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]], [[0.0, 0.1, 0.2, 0.3]]]
 
 
-@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export", "auto"])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
 def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) -> None:
     caplog.set_level(logging.INFO)
     options = {
@@ -35,25 +35,9 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) 
             torch.testing.assert_close(torch.tensor(answers)[:, 0], expected[:count], rtol=1e-4, atol=1e-5)
         report = handler.describe_handle()
         used = report["config"]["backend"]
-        if backend == "auto":
-            choice = report["config"]["backend_choice"]
-            assert used == choice["chosen"] and choice["from_cache"] == (start == "warm")
-            assert len(choice["tried"]) == (1 if start == "warm" else 3)
-        else:
-            assert used == backend
+        assert used == backend
         assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
         assert report["cache"]["traces"] == (0 if start == "warm" else 3)
         value, labels = sent(caplog, "openvino_backend")[-1]
         assert value == "1" and f"backend:{used}" in labels.split(",")
         assert f"backend {used}" in worker_of(handler).report.summary_line()
-
-
-@pytest.mark.slow
-def test_released_weights_with_auto(archive) -> None:
-    config = {"pt2": "auto", "handler": {"openvino": {"warmup": WARMUP, "release_weights": True}}}
-    made = archive(config, weights=save_weights)
-    handler = TensorHandler()
-    handler.initialize(made.context)
-    assert sum(p.numel() for p in worker_of(handler).eager_model.parameters()) == 0
-    expected = network()(torch.tensor(ROWS[0])).detach()
-    torch.testing.assert_close(torch.tensor(made.handle(handler, ROWS[0])[0]), expected, rtol=1e-4, atol=1e-5)

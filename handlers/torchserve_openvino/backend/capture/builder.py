@@ -7,7 +7,7 @@ convert, and records the results.
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from torch.fx import GraphModule, Node
 from torchserve_openvino.backend.capture.fallback import fallback_for, laid_out
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.instrumentation import Observation
-from torchserve_openvino.backend.lowering.weight_integers import CLOSED, REFUSED, mark_closed
 from torchserve_openvino.backend.partitioning.float_layers import float_layers
 from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode, partition
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
@@ -30,6 +29,7 @@ from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import CompileDiedError
 from torchserve_openvino.ops import Refusal, op_name
+from torchserve_openvino.passes.fx.weight_integers import CLOSED, REFUSED
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 
 logger = logging.getLogger(__name__)
@@ -57,13 +57,9 @@ class GraphBuilder:
         gm: The lowered graph.
         settings: Settings of the model.
         record: The graph's record in the report.
-        static: Positions of inputs that are weights.
     """
 
-    def __init__(
-        self, gm: GraphModule, settings: BackendSettings, record: GraphRecord, static: Collection[int] = ()
-    ) -> None:
-        mark_closed(gm.graph, static)
+    def __init__(self, gm: GraphModule, settings: BackendSettings, record: GraphRecord) -> None:
         self._gm = gm
         self._settings = settings
         self._record = record

@@ -16,19 +16,20 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.capture.decomposed import decomposed_ops
+from torchserve_openvino.backend.capture.frame_log import count_graph_break
 from torchserve_openvino.backend.capture.graph import CompiledGraph
-from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
-from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.kept import STAND_INS, restore
 from torchserve_openvino.ops.memory_order import without_base
+from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
-from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.lists import FX_PASSES
+from torchserve_openvino.passes.manager import run_passes
 from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class OpenVINOBackend:
         self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         # The backend's name in Dynamo's own logs.
         self.__name__ = "openvino_serving"
-        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.keep_undecomposed(OPAQUE_OPS)
         _torch_kept.take_masks()
         _torch_modes.repair_aliasing_check()
 
@@ -73,8 +74,9 @@ class OpenVINOBackend:
         gm.recompile()
         start = time.perf_counter()
         self.settings.tracker.cache.traces += 1
+        # Only for callers without `watch_frames`, whose `FrameLog` counts it first.
         if fact := private.graph_break_of(gm):
-            self.settings.tracker.add_fallback("graph_break", "python", reason=fact.reason, where=fact.where)
+            count_graph_break(self.settings.tracker, fact)
         where = _where(gm) or place
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
         if resized := [node for node in gm.graph.nodes if node.target in _RESIZES]:
@@ -114,13 +116,9 @@ class OpenVINOBackend:
         """Compiles one lowered graph; called by AOTAutograd, for a backward graph possibly much later."""
         if stage == "backward":
             start = time.perf_counter()
-        restore(gm.graph)
-        join_pairs(gm.graph)
-        drop_checks(gm.graph)
-        drop_round_trips(gm.graph)
-        remove_empty_operands(gm.graph)
         # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
+        run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
         record = self.settings.tracker.add_graph(
             GraphRecord(

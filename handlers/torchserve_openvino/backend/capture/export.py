@@ -24,16 +24,16 @@ from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import AnswerShape, Watched, module_state
 from torchserve_openvino.backend.capture.reached_state import ReachedState
-from torchserve_openvino.backend.lowering.empty_tensors import remove_empty_operands
-from torchserve_openvino.backend.lowering.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.backend.partitioning.partition import input_shapes
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops import where_of
-from torchserve_openvino.ops.kept import STAND_INS, restore
-from torchserve_openvino.ops.rules.complex_numbers import join_pairs
+from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.lists import FX_PASSES
+from torchserve_openvino.passes.manager import run_passes
 from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ExportedModel:
         self._state: list[Any] = []
         self._reached = ReachedState(torch.nn.Module())
         self._keeps_state = ""
-        _torch_kept.keep_whole(STAND_INS)
+        _torch_kept.keep_undecomposed(OPAQUE_OPS)
         if dynamic:
             settings.tracker.add_note("dynamic: true has no effect: torch.export makes one graph for each shape")
 
@@ -167,11 +167,9 @@ class ExportedModel:
         except Exception as error:
             # torch.export raises errors of many classes for what it can't express, including the model's own errors.
             return _first_lines(error)
-        gm = _tidied(lowered.graph_module)
-        restore(gm.graph)
-        join_pairs(gm.graph)
-        drop_round_trips(gm.graph)
-        remove_empty_operands(gm.graph)
+        gm = _copied(lowered.graph_module)
+        facts = binding.facts
+        run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
         shapes = input_shapes(gm, binding.facts.static)
         record = tracker.add_graph(
@@ -183,13 +181,12 @@ class ExportedModel:
         return Exported(graph, binding)
 
 
-def _tidied(gm: GraphModule) -> GraphModule:
-    """Returns a copy without the checks that the signature makes redundant."""
-    # Copied first, because nodes are looked up by name: torch.export names inputs as the model does, and FX renames
+def _copied(gm: GraphModule) -> GraphModule:
+    """Returns a copy in which all nodes have their final names."""
+    # Nodes are looked up by name, and torch.export names inputs as the model does, and FX renames
     # those that are Python builtins (``input``) in every copy.
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    drop_checks(graph)
     return GraphModule(gm, graph)
 
 

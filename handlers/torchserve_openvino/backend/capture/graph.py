@@ -76,7 +76,7 @@ class CompiledGraph:
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._rebuilds = 0
         self._rebuilt = 0.0
-        self._builder = GraphBuilder(gm, settings, record, self._static)
+        self._builder = GraphBuilder(gm, settings, record)
 
     def report_left_out(self) -> None:
         """See `GraphBuilder.report_left_out`."""

@@ -42,6 +42,7 @@ from torchserve_openvino.cache.identity.tensors import named_weights, tensor_dig
 from torchserve_openvino.cache.identity.torch_state import torch_state
 from torchserve_openvino.cache.identity.versions import python_version, versions
 from torchserve_openvino.config.options import json_safe
+from torchserve_openvino.passes.digests import graph_passes
 from torchserve_openvino.report.records import GraphRecord
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class CallCache:
             "options": graph_options(json_safe(self._settings.resolved.values())),
             "arguments": {**self._shapes, "backend": self._settings.backend},
             "mappings": self._partitions.mappings,
+            "passes": graph_passes(),
             "torch_state": torch_state(),
         }
 

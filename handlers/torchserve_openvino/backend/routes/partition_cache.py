@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
 from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
 from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
@@ -34,6 +33,7 @@ from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
+from torchserve_openvino.passes.digests import all_passes, device_passes, graph_passes
 from torchserve_openvino.report.cache_record import CacheRecord
 from torchserve_openvino.report.records import PartitionRecord
 from torchserve_openvino.report.tracker import Tracker
@@ -117,6 +117,7 @@ class PartitionCache:
             "constants": digest(contents),
             "mappings": digest(mappings) if mappings else "",
             "converter": self._converter,
+            "passes": graph_passes(),
         }
 
     def lock(self, keys: list[str]) -> AbstractContextManager[bool]:
@@ -198,8 +199,8 @@ class PartitionCache:
             "device": self._device,
             **_hardware(facts),
             "ov_config": config,
-            # Importing a blob compiles it anew, with as many threads as there are then.
-            "gated_products_split": dies_on_gated_products(self._config),
+            # Importing a blob compiles it anew, with as many threads as there are then: a pass depends on them.
+            "passes": device_passes(self._config),
         }
 
     # --- storing ----------------------------------------------------------------------------------------------
@@ -248,6 +249,8 @@ def _first_line(error: Exception) -> str:
 def fits_here(fields: Mapping[str, Any]) -> bool:
     """Checks whether a blob with these fields is for this machine's device, whatever its configuration."""
     device = str(fields.get("device", ""))
+    if not set(fields.get("passes", ())) <= set(all_passes()):
+        return False
     if LEVEL in fields.get("capabilities", {}):
         facts: Mapping[str, Any] = {LEVEL: cpu_level()} if device == "CPU" else {}
     else:

@@ -127,9 +127,6 @@ class Runner:
         if "_traced" in vars(self):
             self._traced.drop()
 
-    def settles(self, become: Callable[["Runner"], None]) -> None:
-        """Registers a function to call with the runner that replaces this one, if any."""
-
     @functools.cached_property
     def _traced(self) -> Traced:
         """The traced model, made when a call must first be traced: a worker that starts warm never imports Dynamo."""

@@ -13,9 +13,6 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.conversion.passes.fused_chains import NO_FUSION, crashes_plugin
-from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
-from torchserve_openvino.backend.conversion.passes.narrow_masks import keep_masks_finite, rounds_to_bfloat16
 from torchserve_openvino.backend.runtime import split_products
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
 from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
@@ -27,6 +24,10 @@ from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import BF16X3, runtime_requirements
 from torchserve_openvino.ops.mappings import registered
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.lists import OV_PASSES
+from torchserve_openvino.passes.manager import due, run_passes
+from torchserve_openvino.passes.ov.fused_chains import NO_FUSION, crashes_plugin
 from torchserve_openvino.report.kernel_record import quantizes
 from torchserve_openvino.report.records import PartitionRecord
 from torchserve_openvino.report.tracker import Tracker
@@ -85,20 +86,26 @@ def build(
         RuntimeError: The plugin refused the model; with its own message.
     """
     start = time.perf_counter()
-    model, products = split_products.with_split_products(model, config)
+    model, products = _for_device(model, config)
     compiled, note = _compiled(model, device, config, own_weights, journal, name)
     # Every device has this property, but none lists it as supported.
     return _built(compiled, start, bool(compiled.get_property("LOADED_FROM_CACHE")), note=note, products=products)
+
+
+def _for_device(model: ov.Model, config: Mapping[str, Any]) -> tuple[ov.Model, dict[str, int]]:
+    """Returns the model to compile, and `PartitionRecord.products`; the model itself stays as the cache stores it."""
+    context = PassContext(config=config)
+    if not due(OV_PASSES, "device", context):
+        return model, {}
+    copy = model.clone()
+    run_passes(OV_PASSES, "device", copy, context)
+    return copy, context.products
 
 
 def _compiled(
     model: ov.Model, device: str, config: Mapping[str, Any], own_weights: bool, journal: Journal | None, name: str
 ) -> tuple[ov.CompiledModel, str]:
     """Returns the compiled model, and why it is compiled otherwise than usual."""
-    if dies_on_gated_products(config):
-        split_gated_products(model)
-    if rounds_to_bfloat16(config):
-        keep_masks_finite(model)
     unfused_at = _crashes(model, device)
     # Fusion is an affair of the CPU plugin.
     modes: list[Mode] = ["normal", "unfused", "eager"] if _is_cpu(device) and not unfused_at else ["normal", "eager"]
@@ -174,7 +181,7 @@ def build_from_ir(
     """
     start = time.perf_counter()
     mapped = _mapped(weights)
-    model, products = split_products.with_split_products(core().read_model(xml, mapped), config)
+    model, products = _for_device(core().read_model(xml, mapped), config)
     compiled, note = _compiled(model, device, config, False, journal, name)
     return _built(compiled, start, False, mapped, note, products)
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.nn.modules import transformer
 
 from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
-from torchserve_openvino.ops.kept import BATCHED_NMS, StandIn
+from torchserve_openvino.ops.opaque_ops import BATCHED_NMS, OpaqueOp
 
 # How the graph will be converted; empty while torch decomposes everything.
 _KEEPS_FOR: ContextVar[str] = ContextVar("keeps_for", default="")
@@ -92,32 +92,32 @@ def _substitute(batched_nms: Callable[..., Any]) -> None:
     torch.compiler.substitute_in_graph(batched_nms)(_batched_nms)
 
 
-def keep_whole(stand_ins: Mapping[torch._ops.OpOverload, StandIn]) -> None:
+def keep_undecomposed(opaque_ops: Mapping[torch._ops.OpOverload, OpaqueOp]) -> None:
     """Prepares operators that torch decomposes while it traces, for use in `kept_whole`.
 
     Args:
-        stand_ins: Maps an operator to what is traced in its place.
+        opaque_ops: Maps an operator to what is traced in its place.
     """
     with _KEEPING_LOCK:
-        for op, stand_in in stand_ins.items():
+        for op, opaque in opaque_ops.items():
             if op in _KEEPING:
                 continue
             _KEEPING.add(op)
             for key in op.py_kernels.keys() & {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd}:
-                op.py_kernels[key] = _kernel(op, op.py_kernels[key], stand_in)
+                op.py_kernels[key] = _kernel(op, op.py_kernels[key], opaque)
             op._dispatch_cache.clear()
 
 
-def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: StandIn) -> Callable[..., Any]:
+def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], opaque: OpaqueOp) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
         converter, records = _KEEPS_FOR.get(), torch.is_grad_enabled()
-        trains = stand_in.trains and records and args[0].requires_grad
-        if not converter or trains or (converter == "ts" and stand_in.own):
+        trains = opaque.trains and records and args[0].requires_grad
+        if not converter or trains or (converter == "ts" and opaque.own):
             return apart(*args, **kwargs)
-        if records and not stand_in.trains:
+        if records and not opaque.trains:
             # Dynamo breaks the graph here.
             raise UnsupportedOperatorException(op)
-        found = stand_in.call(*args, **kwargs)
+        found = opaque.call(*args, **kwargs)
         return apart(*args, **kwargs) if found is NotImplemented else found
 
     return choose
@@ -127,7 +127,7 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], stand_in: Stan
 def kept_whole(
     dynamic: bool | None = None, converter: str = "fx", floats: FloatValues | None = None, selects: bool = False
 ) -> Iterator[None]:
-    """Makes Dynamo trace with this package's settings, and this thread trace the stand-ins, while the context lasts.
+    """Makes Dynamo trace with this package's settings, and this thread trace opaque operators, while the context lasts.
 
     If gradients are recorded, torch decomposes such an operator, or Dynamo breaks the graph at it and torch runs it.
 

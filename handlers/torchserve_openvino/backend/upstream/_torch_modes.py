@@ -60,24 +60,28 @@ def has_hooks(module: Any) -> bool:
     return any(own) or bool(torch.nn.modules.module._has_any_global_hook())
 
 
-class OperatorCount(ThreadDispatchMode):
-    """Counts the operators that a thread runs in eager PyTorch, by overload; Dynamo still compiles.
+class EagerObserver(ThreadDispatchMode):
+    """A mode that observes what a thread runs in eager PyTorch; Dynamo still compiles."""
 
-    Args:
-        count: Called with each overload.
-    """
-
-    # torch.cond and the like; the operators that run inside arrive here one by one.
+    # torch.cond and the like; the operators that run inside arrive one by one.
     supports_higher_order_operators = True
-
-    def __init__(self, count: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._count = count
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Returns True, so that Dynamo does not skip frames while the mode is active."""
         return True
+
+
+class OperatorCount(EagerObserver):
+    """Counts the operators that a thread runs in eager PyTorch, by overload.
+
+    Args:
+        count: Called with each overload.
+    """
+
+    def __init__(self, count: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._count = count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count(func)

@@ -194,14 +194,14 @@ def watch_frames(
         context = inspect.getclosurevars(compiled).nonlocals["self"]
     callback = context.callback
     convert, region = callback._torchdynamo_orig_backend, context._isolate_recompiles_id
-    callback._torchdynamo_orig_backend = _Watch(convert, observer, place, keeps_going, region, around)
+    callback._torchdynamo_orig_backend = _ObservedConversion(convert, observer, place, keeps_going, region, around)
 
 
 # torch looks for the failed guard in the code compiled in a region, and keeps the region in one process-wide variable.
 _NO_GUARD = "torch does not say which guard failed: another thread called a compiled model at the same time"
 
 
-class _Watch:
+class _ObservedConversion:
     """Wraps Dynamo's conversion of a frame and reports the outcome; called under Dynamo's own lock."""
 
     # Key of our records in Dynamo's own context of a code object, which ``torch.compiler.reset`` clears.

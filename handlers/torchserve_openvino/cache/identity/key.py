@@ -31,6 +31,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "options",  # The options that `OPTIONS` assigns to ``graph``.
         "arguments",  # The arguments that `ARGUMENTS` assigns to ``graph``.
         "mappings",  # The user's conversions of operators and modules.
+        "passes",  # Name and digest of each pass that a graph goes through, in their order.
         "torch_state",  # Process-wide settings that tracing reads: default dtype, torch.backends, Dynamo.
     ),
     "partition": (
@@ -39,6 +40,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "constants",  # Content of the weights that are frozen into the partition.
         "mappings",  # The user's conversions, with the attributes of the modules that they convert.
         "converter",  # Conversion path to IR: FX or TorchScript.
+        "passes",  # As of a call.
     ),
     "blob": (
         *_VERSIONS,
@@ -47,7 +49,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device_name",  # Full name of each hardware device behind ``device``.
         "capabilities",  # What these devices compute fast according to OpenVINO, and the CPU's instruction set.
         "ov_config",
-        "gated_products_split",  # Whether the CPU plugin would die of them, with one thread.
+        "passes",  # The passes that depend on ``ov_config`` and the number of cores.
     ),
     "precision": (
         *_VERSIONS,
@@ -59,6 +61,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "device_name",
         "capabilities",
         "ov_config",  # Without `RUN_PROPERTIES`, so that the decision holds for any number of workers.
+        "passes",  # All of them: they decide how fast a precision is.
     ),
     "generator": (
         *_VERSIONS,
@@ -67,7 +70,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "model",  # Content of configuration and weights.
         "weights",  # Format: f32, int8 or int4.
         "compression",  # Size of groups and version of NNCF, for the compressed formats.
-        "gated_products_split",  # As of a blob.
+        "passes",  # As of a blob: `split_gated_products`, where the CPU plugin would die of gated products.
     ),
     "proof": (
         *_VERSIONS,

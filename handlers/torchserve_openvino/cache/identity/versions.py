@@ -5,21 +5,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from blake3 import blake3
-
 from torchserve_openvino.cache.identity.key import FORMAT
+from torchserve_openvino.cache.identity.source_code import digest_of_files
 
-# Subpackages that compile a model into partitions and run them.
-_ROOMS = ("backend", "ops", "cache")
+# Folders and files of what compiles a model into partitions and runs them, besides the passes: entries name these one
+# by one (`passes/digests.py`).
+ROOMS = ("backend", "ops", "cache", "quantized", "passes/manager.py")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.lru_cache(maxsize=1)
 def versions() -> dict[str, str | int]:
-    """Returns the versions of the entry format, this package (with a digest of its sources), torch and OpenVINO."""
+    """Returns the versions of the entry format, this package (with a digest of its code), torch and OpenVINO."""
     return {
         "format": FORMAT,
-        "package": f"{metadata.version('torchserve-openvino')}+{source_digest(*_ROOMS)}",
+        "package": f"{metadata.version('torchserve-openvino')}+{source_digest(*ROOMS)}",
         "torch": metadata.version("torch"),
         "openvino": metadata.version("openvino"),
     }
@@ -27,13 +27,22 @@ def versions() -> dict[str, str | int]:
 
 @functools.lru_cache(maxsize=8)
 def source_digest(*rooms: str) -> str:
-    """Returns a digest of the source files in subpackages, since the version does not change between two releases."""
-    found = blake3()
+    """Returns a digest of the code in subpackages, since the version does not change between two releases.
+
+    Args:
+        rooms: Folders and files in the package.
+
+    Raises:
+        FileNotFoundError: One of them has no source.
+    """
+    paths: list[Path] = []
     for room in rooms:
-        for path in sorted((_ROOT / room).rglob("*.py")):
-            found.update(f"{path.relative_to(_ROOT)}:{path.stat().st_size};".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest(length=8)
+        path = _ROOT / room
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not files or not files[0].is_file():
+            raise FileNotFoundError(f"no source in {path}, on which entries of the cache depend; reinstall the package")
+        paths += files
+    return digest_of_files(_ROOT, paths)
 
 
 def python_version() -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import openvino as ov
 from torch import nn
 
-from torchserve_openvino.backend.conversion.passes.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.backend.runtime.build import device_facts
 from torchserve_openvino.backend.runtime.deaths.journal import journal_in
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
@@ -27,6 +26,8 @@ from torchserve_openvino.generation.text.exporting.weight_format import format_o
 from torchserve_openvino.generation.text.exporting.weights import compressed
 from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.gated_products import dies_on_gated_products, split_gated_products
 from torchserve_openvino.quantized.checkpoint import Checkpoint
 from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
 from torchserve_openvino.quantized.scheme import scheme_of
@@ -122,7 +123,7 @@ class Making:
         begin_step(f"writing the weights in {self.weights}")
         name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
         if self._splits:
-            split_gated_products(exported.model)
+            split_gated_products(exported.model, PassContext())
         smaller, how = self._compressed(exported.model)
         facts = Facts(
             exported.layers, exported.vocabulary, exported.operators, {**how, **formats_of(smaller)},

@@ -1,7 +1,7 @@
 """nn.EmbeddingBag: rows of a table are put into bags, and each bag is reduced to one row.
 
 Bags of one size (a 2-D input) and plain sums and means run on OpenVINO's own operators. With ``padding_idx``, and for
-the maximum, each row is scattered to its bag. Each call checks (`backend.lowering.index_range`) that offsets start at
+the maximum, each row is scattered to its bag. Each call checks (`passes.fx.index_range`) that offsets start at
 0, and end at the length if the last one is included: for others, torch raises or its results differ.
 """
 

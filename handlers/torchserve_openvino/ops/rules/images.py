@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from torchserve_openvino.ops.kept import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
 from torchserve_openvino.ops.names import arguments_of, first_input, value_of
+from torchserve_openvino.ops.opaque_ops import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
 from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
 from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
 
@@ -305,7 +305,7 @@ for _op in RESIZERS:
 
 
 # torchvision itself is neither needed nor imported. Non-maximum suppression is not converted: how many boxes it keeps
-# is known only after it ran, so torchvision's own kernel runs, counted (`ops.kept`).
+# is known only after it ran, so torchvision's own kernel runs, counted (`ops.opaque_ops`).
 @conversion("torchvision.roi_align.default")
 def _roi_align(
     features: Output,

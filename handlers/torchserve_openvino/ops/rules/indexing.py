@@ -1,6 +1,6 @@
 """Look-ups and writes at an index, a mask or positions.
 
-Each call checks the values of indices (`backend.lowering.index_range`, `backend.lowering.checks`).
+Each call checks the values of indices (`passes.fx.index_range`, `passes.fx.checks`).
 """
 
 import functools
@@ -16,8 +16,8 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops import integers
-from torchserve_openvino.ops.kept import BATCHED_NMS
 from torchserve_openvino.ops.names import first_input, value_of
+from torchserve_openvino.ops.opaque_ops import BATCHED_NMS
 from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
 from torchserve_openvino.ops.registry import (
     FAILS,

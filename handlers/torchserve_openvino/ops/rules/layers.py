@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from torchserve_openvino.ops.kept import multilabel_margin_loss
+from torchserve_openvino.ops.opaque_ops import multilabel_margin_loss
 from torchserve_openvino.ops.registry import (
     FAILS,
     INSTEAD,
@@ -42,7 +42,7 @@ def _group_norm(x: Any, weight: Any, bias: Any, n: int, c: int, hxw: int, group:
     return torch.group_norm(x, group, weight, bias, eps), None, None
 
 
-# torch.compile meets it in `ops.kept` before this table is asked, torch.export here.
+# torch.compile meets it in `ops.opaque_ops` before this table is asked, torch.export here.
 declare(Rule(decompose=multilabel_margin_loss), aten.multilabel_margin_loss_forward.default)
 _STATISTICS = "a mean or reciprocal deviation"
 declare(

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from torchserve_openvino.backend.capture.stand_in import attribute_of
+from torchserve_openvino.backend.capture.model_proxy import attribute_of
 
 # Python looks these up on the class. Only those of the model are defined: a `__len__` of 0 makes an object false.
 _CONTAINER = ("__contains__", "__getitem__", "__iter__", "__len__", "__reversed__")

@@ -7,7 +7,7 @@ explicitly, a batch of 1 keeps a graph of its own.
 
 Convolutions of pictures are different: where a size that they run along is open, OpenVINO changes the layout between
 them and what follows, so that their graphs are separate as long as they fit into memory. Those of sounds and texts
-become matrix products (`backend/conversion/passes/open_lengths.py`).
+become matrix products (`passes/ov/open_lengths.py`).
 """
 
 import math

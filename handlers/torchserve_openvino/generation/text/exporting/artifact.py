@@ -17,6 +17,8 @@ from torchserve_openvino.cache.storage.store import Entry, Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import DamagedEntryError
 from torchserve_openvino.generation.text.exporting.stateful import CacheShape
+from torchserve_openvino.passes.digests import described
+from torchserve_openvino.passes.ov.gated_products import split_gated_products
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,7 @@ def fields_of(model: str, section: GenerateSection, own: str = "", split: bool =
         "model": model,
         "weights": form,
         "compression": [section.group_size, metadata.version("nncf")] if form in {"int8", "int4"} else [],
-        "gated_products_split": split,
+        "passes": described([split_gated_products]) if split else [],
     }
 
 

@@ -1,1 +1,0 @@
-"""Corrections to a lowered graph before it is converted."""

@@ -1,0 +1,96 @@
+"""Keeps masks finite where OpenVINO computes in bfloat16.
+
+``torch.finfo(torch.float32).min``, with which published models fill their masks, is beyond bfloat16, and rounds to
+minus infinity there. A row of which everything is masked (a padded token in front of a text) is then NaN instead of a
+mean; and as the next layer multiplies that NaN by 0, every token of the text is.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import openvino as ov
+from openvino import opset15 as ops
+
+from torchserve_openvino.ops.openvino_values import array_of
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.kernel_fusions import MOVES
+from torchserve_openvino.passes.ov.rewiring import put_behind
+
+# The largest finite number of bfloat16.
+_LARGEST = np.float32(2.0**127 * (2 - 2.0**-7))
+# Their constants are weights: many, and never as large.
+_WEIGHTED = frozenset({"MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData", "Gather"})
+# What lies between a mask that a caller gives and the scores that it is added to.
+_COMPARISONS = frozenset({"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"})
+_PASSED = MOVES | {"Add", "Select", "Concat", "Broadcast", "Tile", "Slice", "StridedSlice", "Multiply", "Maximum"}
+
+
+def rounds_to_bfloat16(context: PassContext) -> bool:
+    """Returns True if the plugin may compute in a type that has fewer digits than float32."""
+    return str(context.config.get("INFERENCE_PRECISION_HINT", "")).lower() not in {"f32", "bf16x3"}
+
+
+def keep_masks_finite(model: ov.Model, _: PassContext) -> None:
+    """Limits finite constants, and the callers' masks, to what bfloat16 holds, in place; infinity stays infinite."""
+    masks = set(_masks(model))
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.f32 and not _is_weight(node):
+            values = array_of(node)
+            if bool((np.isfinite(values) & (np.abs(values) > _LARGEST)).any()):
+                masks.update(_compared_with(node))
+                limited = np.where(np.isinf(values), values, np.clip(values, -_LARGEST, _LARGEST))
+                put_behind(node.output(0), partial(_constant, limited.astype(np.float32)))
+    for mask in masks:
+        put_behind(mask, _limited)
+    model.validate_nodes_and_infer_types()
+
+
+def _constant(values: np.ndarray, _: ov.Output) -> ov.Node:
+    return ops.constant(values)
+
+
+def _is_weight(constant: ov.Node) -> bool:
+    return all(user.get_node().get_type_name() in _WEIGHTED for user in constant.output(0).get_target_inputs())
+
+
+def _compared_with(constant: ov.Node) -> Iterator[ov.Output]:
+    """Yields the inputs that are compared with a constant: they have to be limited as it is."""
+    for user in constant.output(0).get_target_inputs():
+        if user.get_node().get_type_name() in _COMPARISONS:
+            for value in user.get_node().input_values():
+                yield from _inputs_behind(value)
+
+
+def _masks(model: ov.Model) -> Iterator[ov.Output]:
+    """Yields the inputs that are added to what a softmax takes."""
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind == "ScaledDotProductAttention" and node.get_input_size() > 3:
+            yield from _inputs_behind(node.input_value(3))
+        elif kind in {"Softmax", "LogSoftmax"}:
+            above = node.input_value(0)
+            while above.get_node().get_type_name() in MOVES:
+                above = above.get_node().input_value(0)
+            if above.get_node().get_type_name() in _PASSED:
+                yield from _inputs_behind(above)
+
+
+def _inputs_behind(value: ov.Output) -> Iterator[ov.Output]:
+    seen, waiting = set[ov.Output](), [value]
+    while waiting:
+        value = waiting.pop()
+        node = value.get_node()
+        if value in seen:
+            continue
+        seen.add(value)
+        if node.get_type_name() == "Parameter":
+            if node.get_element_type() == ov.Type.f32:
+                yield value
+        elif node.get_type_name() in _PASSED:
+            waiting += node.input_values()
+
+
+def _limited(mask: ov.Output) -> ov.Node:
+    bounds = ops.constant(-_LARGEST), ops.constant(_LARGEST)
+    return ops.select(ops.is_inf(mask), mask, ops.minimum(ops.maximum(mask, bounds[0]), bounds[1]))
