@@ -80,6 +80,14 @@ def test_the_tuner_writes_a_valid_yaml_with_its_evidence(folder: Path) -> None:
     again = json.loads(run(command, folder, "--settings", "tune.yaml", "--json").stdout)
     assert [trial["windows"] for trial in again["trials"]] == [trial["windows"] for trial in facts["trials"]]
 
+    assert facts["autoscaling"]["keda"]["metadata"]["threshold"]
+    (package,) = documented("torchserve-openvino package --tuned")
+    assert run(package, folder).returncode == 0
+    assert "tuned" not in subprocess.run(
+        [sys.executable, "-m", "torchserve_openvino.cli", "check", "model-store/net.mar"],
+        cwd=folder, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+
     for line in documented("torchserve-openvino bench"):
         done = run(line, folder, "--seconds", "0.5", "--rounds", "2", "--json")
         measured = json.loads(done.stdout)

@@ -55,12 +55,14 @@ def check(
     from torchserve_openvino.packaging.check import check_archive
     from torchserve_openvino.packaging.plausibility import implausible, refused_cache
 
+    warnings: list[str] = []
     try:
         if zipfile.is_zipfile(file):
             found = check_archive(file, check_device=not no_device_check)
             if found.problems:
                 _refuse_archive(file, found, as_json)
             config = found.config
+            warnings += found.warnings
         else:
             config = load_serving_config(file, check_device=not no_device_check)
             if not no_device_check and (refusal := refused_cache(config)) is not None:
@@ -70,7 +72,7 @@ def check(
     except (ModelLoadError, PackagingError) as error:
         _refuse(file, f"{file}: {error}", [_sentence(str(error))], as_json)
     notes = _notes(config.torchserve)
-    warnings = [] if no_device_check else list(implausible(config))
+    warnings += [] if no_device_check else implausible(config)
     if as_json:
         settings = config.summary
         print_json({"ok": True, "file": str(file), "settings": settings, "notes": notes, "warnings": warnings})

@@ -134,6 +134,17 @@ def package(
         list[str] | None,
         typer.Option(help="With --precompile, also compile for any CPU with avx2, avx512, amx ...; repeatable."),
     ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--tuned",
+            metavar="FOLDER",
+            help="What `torchserve-openvino tune` wrote: its archive again, with the configuration that was found.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
     export_path: Annotated[Path, typer.Option(help="Folder for the archive.")] = Path("model-store"),
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive of this name.")] = False,
     check: Annotated[
@@ -162,12 +173,17 @@ def package(
 
         torchserve-openvino package ... --precompile --level avx2 --level avx512
 
+        torchserve-openvino package --tuned cats-tuned
+
         torchserve-openvino package --check model-store/cats.mar
     """
     scratch = ExitStack()
     try:
         if check is not None:
             _check(check, as_json)
+            return
+        if tuned is not None:
+            _tuned(tuned, export_path, force=force, as_json=as_json)
             return
         named = files_named_by(config_file) if config_file is not None else []
         if (timm is None) != (weights is None):
@@ -233,6 +249,16 @@ def package(
     for line in result["precompiled"]:
         console.print(f"compiled for {line}")
     console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
+
+
+def _tuned(results: Path, folder: Path, *, force: bool, as_json: bool) -> None:
+    from torchserve_openvino.packaging.tuned import pack_tuned
+
+    target = pack_tuned(results, folder, force=force)
+    if as_json:
+        print_json({"archive": str(target), "bytes": target.stat().st_size})
+    else:
+        stdout().print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
 
 def _pretrained(

@@ -15,6 +15,7 @@ from torchserve_openvino.generation.text.exporting.weight_format import format_o
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.imports import missing_imports, parse_source
 from torchserve_openvino.packaging.plausibility import refused_cache
+from torchserve_openvino.packaging.tuned import tuned_elsewhere
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.host.names import read_labels
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
@@ -30,11 +31,13 @@ class Checked:
         config: The archive's settings; the defaults where it has no model-config.yaml, or one that is not valid.
         problems: One sentence each; empty if a worker would start to load it.
         config_errors: What is wrong in model-config.yaml; also in `problems`.
+        warnings: What is likely to be wrong on this machine, one sentence each.
     """
 
     config: ServingConfig
     problems: list[str] = field(default_factory=list)
     config_errors: tuple[ConfigError, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
 
 def check_archive(path: Path, *, check_device: bool) -> Checked:
@@ -80,7 +83,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
         found += _pretrained(folder, model, config)
         found += _named(folder, config)
         found += filter(None, [refused_cache(config) if check_device else None])
-    return Checked(config, found, errors)
+    return Checked(config, found, errors, list(tuned_elsewhere(folder)) if check_device else [])
 
 
 def _relative(config: ServingConfig, folder: Path) -> ServingConfig:

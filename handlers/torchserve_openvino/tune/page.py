@@ -1,13 +1,14 @@
 """Shows a run of the tuner as JSON and as one HTML page that opens offline."""
 
 import math
-import platform
+import statistics
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.tune.autoscaling import autoscaling
 from torchserve_openvino.tune.candidates import Candidate, Engine, KeyPath
 from torchserve_openvino.tune.search import Standing
 from torchserve_openvino.tune.session import Result
@@ -15,7 +16,6 @@ from torchserve_openvino.tune.settings import Settings
 
 _UNITS = {"throughput": "requests/s", "latency": "1/p99 (1/s)", "cost": "requests/s per core"}
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 380, 60, 340
-_PACKAGES = ("torchserve-openvino", "torch", "openvino", "torchserve")
 
 
 def as_json(
@@ -37,6 +37,7 @@ def as_json(
         "choice": str(best.candidate) if best else None,
         "present": str(result.present),
         "reason": result.choice.reason,
+        "autoscaling": _autoscaling(result),
         "changed": {".".join(path): value for path, value in changed.items()},
         "confirmation": _confirmation(result),
         "claim": str(result.claim) if result.claim else None,
@@ -54,6 +55,19 @@ def as_json(
     }
 
 
+def _autoscaling(result: Result) -> dict[str, Any] | None:
+    """Returns targets for autoscalers at the winner's lowest rate; None where no rate held."""
+    best = result.choice.best
+    trials = [each for candidate, each in result.trials if best and candidate == best.candidate and each.rate]
+    if best is None or not trials:
+        return None
+    slowest = min(trials, key=lambda each: each.rate)
+    medians = [window["p50"] for window in slowest.windows if window["rate"] == slowest.rate and window["p50"]]
+    if not medians:
+        return None
+    return autoscaling(best.candidate, slowest.rate, statistics.median(medians), slowest.ready_seconds)
+
+
 def _confirmation(result: Result) -> str | None:
     """Returns what the winner's last start showed, as a sentence; None where there was none."""
     if result.confirmation is None:
@@ -61,17 +75,6 @@ def _confirmation(result: Result) -> str | None:
     if not result.confirmation.rate:
         return "Started once more, the choice held at no rate near the one that the search found."
     return f"Started once more, the choice held {result.confirmation.rate:.1f} requests/s in five windows in a row."
-
-
-def machine(cores: int) -> dict[str, Any]:
-    """Returns the machine, its cores and the versions that a result depends on."""
-    versions: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {"processor": _processor(), "cores": cores, "system": platform.platform(), "versions": versions}
 
 
 def to_html(facts: Mapping[str, Any]) -> str:
@@ -199,11 +202,3 @@ def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
             for candidate, window in points
         ],
     }  # fmt: skip
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -72,7 +72,7 @@ def tune(
                 for warning in warnings:
                     typer.secho(f"warning: {warning}", fg=typer.colors.YELLOW, err=True)
                 result = session.run(variants, Path(scratch))
-            facts = _write(result, variants, settings, warnings, session.cores, target)
+            facts = _write(result, variants, settings, warnings, session.cores, archive, target)
     except TorchServeOpenVINOError as error:
         fail(str(error))
     if as_json:
@@ -82,7 +82,9 @@ def tune(
     raise typer.Exit(0 if facts["choice"] else 1)
 
 
-def _write(result: Any, variants: Any, settings: Any, warnings: list[str], cores: int, target: Path) -> dict[str, Any]:
+def _write(
+    result: Any, variants: Any, settings: Any, warnings: list[str], cores: int, archive: Path, target: Path
+) -> dict[str, Any]:
     from torchserve_openvino.tune.candidates import changes
     from torchserve_openvino.tune.page import as_json, to_html
     from torchserve_openvino.tune.writing import changed_yaml
@@ -91,6 +93,7 @@ def _write(result: Any, variants: Any, settings: Any, warnings: list[str], cores
     changed = changes(best.candidate, result.present, variants.config) if best is not None else {}
     comment = f"tuned {date.today().isoformat()}: {result.choice.reason}"
     facts = as_json(result, variants.name, settings, changed, warnings, cores)
+    facts["archive"] = str(archive.resolve())
     text = changed_yaml(variants.text, "model-config.yaml", changed, dict.fromkeys(changed, comment))
     target.mkdir(parents=True, exist_ok=True)
     (target / "model-config.yaml").write_text(text, encoding="utf-8")
@@ -119,3 +122,5 @@ def _show(facts: dict[str, Any], target: Path) -> None:
     for text in filter(None, (facts["confirmation"], facts["claim"])):
         console.print(text)
     console.print(f"{target / 'model-config.yaml'} has the choice, {target / 'tune.html'} the evidence.")
+    if facts["choice"]:
+        console.print(f"torchserve-openvino package --tuned {target} puts it into the archive.")
