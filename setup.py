@@ -93,7 +93,14 @@ KSERVE = [
 ]
 # A web server without Java, for one machine. uvicorn changes what it does in minor releases, so its range is the tested
 # one.
-SERVE = ["prometheus-client>=0.20,<1", "starlette>=1.0,<2", "uvicorn>=0.40,<0.55"]
+SERVE = [
+    # uvicorn takes it by itself: it parses requests in C.
+    "httptools>=0.6,<1",
+    "prometheus-client>=0.20,<1",
+    "starlette>=1.0,<2",
+    "uvicorn>=0.40,<0.55",
+    "uvloop>=0.19,<1; sys_platform != 'win32'",
+]
 # Caches in object storage; each kind of URL needs its own library: fsspec[s3].
 REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]

@@ -15,6 +15,11 @@ from typing import Any
 import prometheus_client
 import uvicorn
 
+try:
+    import uvloop
+except ImportError:
+    uvloop = None  # type: ignore[assignment]
+
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
@@ -77,7 +82,9 @@ def run(options: ServerOptions, report: Report) -> None:
         PackagingError: A file is no archive.
         ModelLoadError: A model is refused.
     """
-    asyncio.run(_run(options, report))
+    # asyncio's own loop takes twice the time of each request; uvloop has none for Windows.
+    runs = uvloop.run if uvloop is not None else asyncio.run
+    runs(_run(options, report))
 
 
 def _listening(host: str, port: int) -> socket.socket:
