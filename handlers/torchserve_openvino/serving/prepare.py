@@ -30,6 +30,7 @@ from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
+from torchserve_openvino.serving.verification.measures import Measure
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Preparation:
         counters: Counts what happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
         model_dir: The unpacked archive, with the compiled graphs that came with it.
+        measure: How the task judges a narrower precision; None if only numbers are compared.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Preparation:
         learns: bool = False,
         tracker: Tracker | None = None,
         shapes: Shapes | None = None,
+        measure: Measure | None = None,
     ) -> None:
         self._eager = eager
         self._part = part
@@ -86,7 +89,7 @@ class Preparation:
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
             learns=learns, modes_for=modes_for,
         )  # fmt: skip
-        self._admission = Admission(eager, self._section, self._shapes.cases, part)
+        self._admission = Admission(eager, self._section, self._shapes.cases, part, measure)
         self._compilation = Compilation(
             eager, config, self._shapes, streams=Streams(threads.streams), counters=counters, freezes=self._freezes,
             packaged=model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None,
@@ -100,7 +103,7 @@ class Preparation:
             self._int8 = Preparation(
                 quantized, config, threads=threads, batch_size=batch_size, declared=declared, samples=samples,
                 counters=counters, freezes=freezes, model_dir=model_dir, modes_for=modes_for, part=part, learns=learns,
-                tracker=tracker, shapes=self._shapes,
+                tracker=tracker, shapes=self._shapes, measure=measure,
             )  # fmt: skip
 
     # --- compilation ----------------------------------------------------------------------------------------
@@ -150,7 +153,8 @@ class Preparation:
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
         names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
-        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside)
+        bounds = self._admission.bounds
+        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside, bounds)
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
