@@ -7,7 +7,7 @@ import torch
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving import precision
+from torchserve_openvino.serving import precision, prepare
 from torchserve_openvino.serving.verification.measures import Cosine, Measure, Relative, Top1
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -105,3 +105,19 @@ def test_a_decision_is_made_again_when_a_bound_changes(archive, bf16_is_faster, 
 def test_a_bound_of_another_task_is_refused_by_name(archive, kind, measure, message) -> None:
     with pytest.raises(ModelLoadError, match=message):
         started(archive(configured(measure=measure), weights=save_weights), kind)
+
+
+def test_the_smallest_and_the_largest_shape_are_timed_and_all_verified(archive, bf16_is_faster, monkeypatch) -> None:
+    sizes: list[int] = []
+
+    def timed(first, second) -> list[float]:
+        with monkeypatch.context() as patched:
+            patched.setattr(prepare, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
+            second()
+        return [1.5] * 20
+
+    monkeypatch.setattr(precision, "timed_pairs", timed)
+    yaml = configured()
+    yaml["handler"]["openvino"]["batching"] = {"buckets": [1, 2, 4, 8]}
+    report = started(archive(yaml, weights=save_weights, batch_size=8), Classifier)
+    assert sizes == [1, 8] and report["verify"]["cases"] == 4
