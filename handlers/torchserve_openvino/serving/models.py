@@ -74,11 +74,12 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
     calls = {path: unique(some) for path, some in seen.calls.items()}
     models = Models(None, CompileReport(Tracker()))
     generates = [path for path, part in seen.parts.items() if isinstance(part, MethodGraph) and part.generates]
-    quantized = settings.pop("quantized", None)
+    quantized, measure = settings.pop("quantized", None), settings.pop("measure", None)
     if eager is not None:
         root = Preparation(
-            eager, quantized=quantized, declared=declared, samples=calls.get(ROOT, []), learns=learns, **settings
-        )
+            eager, quantized=quantized, declared=declared, samples=calls.get(ROOT, []), learns=learns, measure=measure,
+            **settings,
+        )  # fmt: skip
         # Samples that only call other modules show nothing about `self.model`.
         idle = (calls or generates) and ROOT not in calls and not declared
         prepared = root.unasked() if idle else root.run()

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -168,6 +168,9 @@ def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
             "coverage": trial.coverage,
             "max_abs": trial.verify["max_abs"],
             "cosine": trial.verify["cosine"],
+            # Why a precision lost although it is faster.
+            "problem": next(iter(trial.verify.get("problems", ())), ""),
+            "measure": trial.verify.get("measure"),
         }
         for trial in trials
     }
@@ -184,6 +187,8 @@ class _Trial(BaseModel):
     coverage: float
     max_abs: float | None
     cosine: float | None
+    problem: str
+    measure: dict[str, str | float] | None
 
 
 class _StoredChoice(BaseModel):
@@ -206,6 +211,7 @@ class Decisions:
         resolved: The backend's options.
         cases: Names of the shapes that are timed.
         quantized: Digest of the weights of the quantised model beside it; empty if there is none.
+        judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """
 
     def __init__(
@@ -216,6 +222,7 @@ class Decisions:
         resolved: ResolvedOptions,
         cases: Sequence[str],
         quantized: str = "",
+        judged_by: Mapping[str, Any] | None = None,
     ) -> None:
         if store is None or store.read_only:
             store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
@@ -232,6 +239,7 @@ class Decisions:
             "weights": found.weights,
             "quantized": quantized,
             "cases": list(cases),
+            "judged_by": dict(judged_by or {}),
             "device": device,
             "device_name": facts["names"],
             "capabilities": {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions, ServingConfig
@@ -30,6 +31,7 @@ from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
+from torchserve_openvino.serving.verification.measures import Measure
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Preparation:
         counters: Counts what happens to requests.
         freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
         model_dir: The unpacked archive, with the compiled graphs that came with it.
+        measure: How the task judges a narrower precision; None if only numbers are compared.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Preparation:
         learns: bool = False,
         tracker: Tracker | None = None,
         shapes: Shapes | None = None,
+        measure: Measure | None = None,
     ) -> None:
         self._eager = eager
         self._part = part
@@ -86,7 +90,7 @@ class Preparation:
             eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
             learns=learns, modes_for=modes_for,
         )  # fmt: skip
-        self._admission = Admission(eager, self._section, self._shapes.cases, part)
+        self._admission = Admission(eager, self._section, self._shapes.cases, part, measure)
         self._compilation = Compilation(
             eager, config, self._shapes, streams=Streams(threads.streams), counters=counters, freezes=self._freezes,
             packaged=model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None,
@@ -100,7 +104,7 @@ class Preparation:
             self._int8 = Preparation(
                 quantized, config, threads=threads, batch_size=batch_size, declared=declared, samples=samples,
                 counters=counters, freezes=freezes, model_dir=model_dir, modes_for=modes_for, part=part, learns=learns,
-                tracker=tracker, shapes=self._shapes,
+                tracker=tracker, shapes=self._shapes, measure=measure,
             )  # fmt: skip
 
     # --- compilation ----------------------------------------------------------------------------------------
@@ -150,7 +154,8 @@ class Preparation:
         store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
         names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
-        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside)
+        bounds = self._admission.bounds
+        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside, bounds)
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
@@ -255,8 +260,13 @@ class Preparation:
         return precision.explain(trials, precision.choose(trials))
 
     def _calls(self, prepared: Prepared) -> Callable[[], object]:
-        """Returns a function that calls the model once for each case."""
-        return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in self._shapes.cases]
+        """Returns a function that calls the model once with its smallest and once with its largest case.
+
+        A model of twenty shapes would else be timed for minutes; all shapes are verified.
+        """
+        cases = sorted(self._shapes.cases, key=lambda case: _values(case.inputs))
+        timed = [cases[0], cases[-1]] if len(cases) > 1 else cases
+        return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in timed]
 
     def _release(self, prepared: Prepared) -> None:
         compiled = prepared.model.compiled
@@ -273,3 +283,8 @@ class Preparation:
 def _hint(name: str) -> str:
     """Returns the precision of what a candidate computes in floats."""
     return "f32" if name == precision.INT8 else name
+
+
+def _values(inputs: Inputs) -> int:
+    """Returns how many numbers a call is given."""
+    return sum(tensor.numel() for tensor in output_tensors(inputs))

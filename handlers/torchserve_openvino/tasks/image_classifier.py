@@ -9,6 +9,7 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.host.names import labelled
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.items import ItemHandler, body
 
@@ -20,6 +21,10 @@ class ImageClassifier(ItemHandler):
 
     # Pillow releases the GIL while it decodes and resizes.
     decodes_in_parallel = True
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1()
 
     def servable(self, model: Any) -> Any:
         """Returns the model; with ``fold``, the model with normalisation and softmax in its graph."""

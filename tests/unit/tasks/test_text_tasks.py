@@ -17,6 +17,7 @@ from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
 from documents import python_answer, same_form, schema_problems, task_examples
 from hub_models import minilm, text_model
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving import precision
 from torchserve_openvino.tasks.text.classifier import TextClassifier
 from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
 from torchserve_openvino.tasks.text.fill_mask import FillMask
@@ -368,3 +369,17 @@ def test_lengths_beyond_the_model_are_refused(tmp_path) -> None:
         started(tmp_path / "1", "text_classifier", folder, max_tokens=200)
     with pytest.raises(ModelLoadError, match=r"text\.lengths has 256.*128"):
         started(tmp_path / "2", "text_classifier", folder, lengths=[256])
+
+
+@pytest.mark.slow
+def test_auto_judges_bf16_of_a_real_embedder_by_the_cosine_of_its_rows(tmp_path: Path, monkeypatch) -> None:
+    if "BF16" not in precision.device_capabilities("CPU"):
+        pytest.skip("needs a CPU with bf16")
+    monkeypatch.setattr(precision, "no_bf16x3", lambda device: "is not tried here.")
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: [1.5] * 20)
+    openvino = {"text": {"lengths": [32]}, "batching": {"buckets": [4]}, "precision": "auto"}
+    worker = Worker(tmp_path / "archive", SentenceEmbedder, minilm(), openvino)
+    report = worker.handler.describe_handle()
+    tried = report["config"]["precision_choice"]["tried"]["bf16"]
+    assert tried["measure"] == {"name": "cosine", "bound": 0.999} and tried["passed"], tried["problem"]
+    assert report["summary"]["precision"] == "bf16" and report["verify"]["measure"] == tried["measure"]

@@ -56,6 +56,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "code",
         "weights",
         "quantized",  # Weights of the quantised model beside it; empty if there is none.
+        "judged_by",  # Bounds that the candidates had to meet.
         "cases",  # Names of the shapes that were timed.
         "device",
         "device_name",

@@ -113,6 +113,18 @@ class FallbackSection(Section):
     """Where a partition runs that OpenVINO could not compile. Inductor needs a C++ compiler."""
 
 
+class MeasureSection(Section):
+    """Bounds of the measure by which a task judges bf16 and f16 that `precision: auto` tries; each task has one."""
+
+    probability: Share | None = None
+    """Classifiers, `question_answerer`: largest difference of a probability; where eager's first class leads by more,
+    it must be the same. Unset: 0.02."""
+    cosine: Share | None = None
+    """Embedders: least cosine similarity with eager's embedding, for each row. Unset: 0.999."""
+    relative: Positive | None = None
+    """`depth_estimator`: largest mean difference, relative to the mean of eager's. Unset: 0.01."""
+
+
 class VerifySection(Section):
     """Compares the compiled model with eager PyTorch: on made-up inputs before READY, on some requests after it."""
 
@@ -128,6 +140,8 @@ class VerifySection(Section):
     """Least cosine similarity with eager's output, for each output."""
     min_top1: Share | None = None
     """Least share of rows whose largest value is at the same position as eager's, for each output."""
+    measure: MeasureSection = MeasureSection()
+    """Bounds of the task's own measure, which bf16 and f16 must meet beside the tolerance under `precision: auto`."""
     on_violation: OnViolation = "refuse"
     """`refuse`: the worker does not start. `warn`: a log line."""
     shadow: Share = 0.0

@@ -9,8 +9,12 @@ from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
+from torchserve_openvino.serving.verification.measures import Measure, with_bounds
 
 logger = logging.getLogger(__name__)
+
+# Those in f32 keep the digits that a measure looks at; int8 has its own test when the archive is made.
+_MEASURED = frozenset({"bf16", "f16"})
 
 
 class Admission:
@@ -21,13 +25,23 @@ class Admission:
         section: ``handler.openvino``.
         cases: Calls with known inputs; empty where none are known.
         part: Path of a module that is compiled by itself; empty for the whole model.
+        measure: The task's own measure; None if numbers are all that is known of its outputs.
 
     Attributes:
         skipped: Why answers are not compared with eager's; empty where they are.
     """
 
-    def __init__(self, eager: Any, section: OpenVINOSection, cases: Sequence[Case], part: str = "") -> None:
+    def __init__(
+        self,
+        eager: Any,
+        section: OpenVINOSection,
+        cases: Sequence[Case],
+        part: str = "",
+        measure: Measure | None = None,
+    ) -> None:
         self._eager, self._section, self._cases, self._part = eager, section, cases, part
+        # A part has no measure of its own: the bounds are for the task's model.
+        self._measure = measure if part else with_bounds(measure, section.verify.measure)
         self.skipped = self._why_skipped()
 
     def _why_skipped(self) -> str:
@@ -43,6 +57,12 @@ class Admission:
         if not self._cases:
             return "the model's inputs are unknown; declare handler.openvino.warmup.inputs or warmup.samples"
         return ""
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """Everything that a comparison's result depends on beside the answers, JSON-safe."""
+        stated = self._section.verify.model_dump(include={"max_abs", "min_cosine", "min_top1"})
+        return {**stated, "measure": self._measure.described() if self._measure is not None else None}
 
     def require(self) -> None:
         """Checks, before anything is compiled, whether a required comparison is possible.
@@ -62,7 +82,11 @@ class Admission:
         """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's."""
         own = report.summary.precision
         used = own if own == "int8" else precision or own or "f32"
-        return verify.compare(model, self._eager, self._cases, precision=used, section=self._section.verify)
+        # A precision that the user states is the user's decision; one that is chosen must not change answers.
+        measure = self._measure if self._section.precision == "auto" and used in _MEASURED else None
+        return verify.compare(
+            model, self._eager, self._cases, precision=used, section=self._section.verify, measure=measure
+        )
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.

@@ -14,6 +14,7 @@ from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
 from torchserve_openvino.serving.shapes.warmup import Case
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.verification.rounding import is_rounding
 
 logger = logging.getLogger(__name__)
@@ -29,20 +30,23 @@ def compare(
     *,
     precision: str,
     section: VerifySection,
+    measure: Measure | None = None,
 ) -> dict[str, Any]:
     """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
     Args:
         precision: The device's inference precision; decides the tolerance where ``section.max_abs`` is None.
         section: Tolerances.
+        measure: What the outputs must meet beside the tolerance; None if nothing.
 
     Returns:
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
         and ``top1_agreement`` (None where no output has classes); ``outputs`` with these four for each output; and
         ``value_sets``: how many were ``compared``, of which ``kinds``, how many were ``skipped`` and why, and whether
-        every case was compared on ``unseen`` values, which its compilation did not see.
+        every case was compared on ``unseen`` values, which its compilation did not see. ``measure`` has the name and
+        the bound of the measure, where there is one.
     """
-    found = _Comparison(compiled, eager, precision, section)
+    found = _Comparison(compiled, eager, precision, section, measure)
     for position, case in enumerate(cases, 1):
         begin_step("verifying shape", position, len(cases))
         found.run(case)
@@ -60,6 +64,7 @@ def compare(
         },
         "tolerance": f"max_abs {section.max_abs:g}" if section.max_abs is not None else tolerance,
         **{name: _worst(name, [output.get(name) for output in found.outputs]) for name in WORST},
+        **({"measure": measure.described()} if measure is not None else {}),
         "outputs": found.outputs,
         "problems": found.problems[:_SHOWN],
     }
@@ -69,10 +74,15 @@ class _Comparison:
     """Runs the comparisons of all cases and collects their results."""
 
     def __init__(
-        self, compiled: Callable[..., Any], eager: Callable[..., Any], precision: str, section: VerifySection
+        self,
+        compiled: Callable[..., Any],
+        eager: Callable[..., Any],
+        precision: str,
+        section: VerifySection,
+        measure: Measure | None,
     ) -> None:
         self._compiled, self._eager = compiled, eager
-        self._precision, self._section = precision, section
+        self._precision, self._section, self._measure = precision, section, measure
         self._poisoned = getattr(compiled, "poisoned", nullcontext)
         self.outputs: list[dict[str, float | None]] = []
         self.problems: list[str] = []
@@ -110,7 +120,7 @@ class _Comparison:
             self.problems.append(f"{name}: raises {type(error).__name__}: {_first_line(error)}")
             return True
         outputs: list[dict[str, float | None]] = []
-        problems = judge(got, expected, self._precision, self._section, outputs)
+        problems = judge(got, expected, self._precision, self._section, outputs, self._measure)
         if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
             return self._skip(name, "rounding alone changes eager's answer as much")
         self.kinds[values.name] += 1
@@ -134,6 +144,7 @@ def judge(
     precision: str,
     section: VerifySection,
     outputs: list[dict[str, float | None]],
+    measure: Measure | None = None,
 ) -> list[str]:
     """Returns what is wrong with an answer, as texts to append to its name.
 
@@ -143,13 +154,17 @@ def judge(
         precision: The device's inference precision.
         section: Tolerances.
         outputs: The figures of each output are appended here.
+        measure: What each output of floats must meet beside the tolerances.
     """
     if len(got) != len(expected):
         return [f": {len(got)} outputs instead of {len(expected)}"]
     problems = []
     for index, (a, b) in enumerate(zip(got, expected, strict=True)):
         outputs.append({})
-        problems += [f", output {index}: {text}" for text in _difference(a, b, precision, section, outputs[index])]
+        wrong = _difference(a, b, precision, section, outputs[index])
+        if measure is not None and a.shape == b.shape and a.is_floating_point() and b.is_floating_point():
+            wrong += [text for text in [measure.problem(a, b)] if text]
+        problems += [f", output {index}: {text}" for text in wrong]
     return problems
 
 

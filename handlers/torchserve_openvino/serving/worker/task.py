@@ -10,6 +10,7 @@ from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.threads import ThreadPlan
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.worker.worker import Worker
 
 
@@ -32,6 +33,11 @@ class TaskWorker(Worker):
     def reads_samples(self) -> bool:
         """Whether the task derives the model's inputs from a body."""
         return type(self.handler).sample_inputs is not TaskHandler.sample_inputs
+
+    @property
+    def measure(self) -> Measure | None:
+        """The task's measure."""
+        return self.handler.measure()
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the task's declared inputs."""
@@ -117,6 +123,10 @@ class TaskHandler(OpenVINOHandler):
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""
         return Worker.warmup_inputs(self._openvino)
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet; None if only their numbers are compared."""
+        return None
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""

@@ -32,6 +32,7 @@ from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_for
 from torchserve_openvino.serving.verification.health import Health
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.versions.start import admit_versions
 from torchserve_openvino.serving.worker.answering import Answering
 
@@ -75,6 +76,11 @@ class Worker(Answering):
         """Returns the model's inputs for one request's body, found by running the handler's code in eager PyTorch."""
         return self.own_code.inputs_for(body, self.run_own)
 
+    @property
+    def measure(self) -> Measure | None:
+        """How a narrower precision is judged; None if nothing but numbers is known of the model's outputs."""
+        return None
+
     def prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
         """Compiles the model unless the YAML disables that; sets the handler's `model`, and `report`."""
         if not self.config.pt2.enabled:
@@ -102,6 +108,7 @@ class Worker(Answering):
             model_dir=self.model_dir,
             modes_for=self.own_code.modes_for,
             quantized=self.quantized,
+            measure=self.measure,
         )
         self.report = self.own_code.report = models.report
         if self.report.tracker.config.get("precision_choice", {}).get("chosen") == "int8":

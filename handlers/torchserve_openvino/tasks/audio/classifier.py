@@ -6,9 +6,11 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import NonFiniteOutputError
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.audio.base import AudioHandler, Recording
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.request_body import Parameters
+from torchserve_openvino.tasks.scores import measure_of
 
 
 class AudioParameters(Parameters):
@@ -24,6 +26,10 @@ class AudioClassifier(AudioHandler):
     task = "audio_classifier"
     parameters = AudioParameters
     answers = list[Scored]
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return measure_of(self._openvino.eager_model.model.config)
 
     def answer(self, asked: Recording, logits: torch.Tensor) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``; scores are what transformers' pipeline makes of the logits."""

@@ -8,8 +8,9 @@ from pydantic import Field
 
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.scores import class_scores
+from torchserve_openvino.tasks.scores import class_scores, measure_of
 from torchserve_openvino.tasks.standard.classes import TeiPredict
 from torchserve_openvino.tasks.standard.form import Endpoint
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
@@ -33,6 +34,10 @@ class TextClassifier(TextHandler):
     endpoints = (Endpoint("predict", TeiPredict),)
     explanation_parameters = ExplanationParameters
     explanations = Explanation
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return measure_of(self._openvino.eager_model.model.config)
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""

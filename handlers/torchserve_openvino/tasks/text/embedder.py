@@ -10,6 +10,7 @@ from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.standard.embeddings import OpenAIEmbeddings, TeiEmbed
@@ -62,6 +63,10 @@ class SentenceEmbedder(TextHandler):
     def __init__(self) -> None:
         super().__init__()
         self.normalizes = False
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Cosine()
 
     def longest(self, folder: Path) -> int | None:
         """Returns the longest text in tokens that sentence-transformers' files state."""

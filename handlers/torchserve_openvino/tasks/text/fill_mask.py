@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.request_body import Parameters
@@ -45,6 +46,10 @@ class FillMask(TextHandler):
     parameters = MaskParameters
     # For several masks, a list for each.
     answers = list[Filled] | list[list[Filled]]
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1()
 
     def read(self, part: Part) -> str:
         """Returns a text with at least one mask token."""

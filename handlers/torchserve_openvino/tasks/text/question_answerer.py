@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
@@ -75,6 +76,10 @@ class QuestionAnswerer(TextHandler):
     answers = Span | list[Span]
     fields = frozenset({"question", "context"})
     head = SpanHead
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1()
 
     def read(self, part: Part) -> Question:
         """Returns a question and its text."""

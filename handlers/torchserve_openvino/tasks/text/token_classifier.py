@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
@@ -66,6 +67,10 @@ class TokenClassifier(TextHandler):
         from transformers import TokenClassificationPipeline
 
         return TokenClassificationPipeline(model=self._openvino.eager_model.model, tokenizer=self.tokenizer)
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1()
 
     def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{entity_group, score, word, start, end}]``; with ``none`` tokens, ``entity`` and ``index``."""

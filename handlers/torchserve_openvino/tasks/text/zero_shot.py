@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
@@ -31,6 +32,10 @@ class ZeroShotClassifier(TextHandler):
     task = "zero_shot_classifier"
     parameters = ZeroShotParameters
     answers = list[Scored]
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1()
 
     def initialize(self, context: Any) -> None:
         """Loads the model, which has to know the label 'entailment'.

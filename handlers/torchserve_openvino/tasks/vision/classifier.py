@@ -6,8 +6,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.scores import class_scores
+from torchserve_openvino.tasks.scores import class_scores, measure_of
 from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
 
 
@@ -24,6 +25,10 @@ class HubImageClassifier(VisionHandler):
     task = "hub_image_classifier"
     parameters = ClassifierParameters
     answers = dict[str, float]
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return measure_of(self.model_config)
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""

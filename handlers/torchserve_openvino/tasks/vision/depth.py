@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 
 from torchserve_openvino.errors import PayloadTooLargeError
+from torchserve_openvino.serving.verification.measures import Measure, Relative
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
@@ -53,6 +54,10 @@ class DepthEstimator(VisionHandler):
     parameters = DepthParameters
     answers = Depth
     head = DepthHead
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Relative()
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
         """Returns ``{predicted_depth, depth, min, max}`` in the picture's size; ``depth`` is a PNG of 8 bits.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
@@ -48,6 +49,10 @@ class ImageEmbedder(VisionHandler):
     parameters = EmbedderParameters
     answers = list[float]
     head = EmbedderHead
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Cosine()
 
     def load_model(self, folder: Path) -> nn.Module:
         """Loads the model; a pooler that was not trained is left out."""

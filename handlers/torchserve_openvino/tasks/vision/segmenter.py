@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
@@ -35,6 +36,10 @@ class ImageSegmenter(VisionHandler):
     task = "image_segmenter"
     parameters = SegmenterParameters
     answers = list[list[tuple[float, float]]] | LabelMap
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Top1(axis=1)
 
     def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""
