@@ -247,14 +247,25 @@ def test_ready(server: ServeProcess) -> None:
     assert "no server answers at http://127.0.0.1:9" in ready(server, "net", "--url", "http://127.0.0.1:9")
     assert server.get("/v2/health/ready").json() == {"ready": True}
 
+    def waiting() -> int:
+        return int(server.model("sleeper")["jobQueueStatus"]["pendingRequests"])
+
     def while_busy(requests: int, seconds: float) -> str:
         async def busy() -> str:
             async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
                 url = f"{server.url}/predictions/sleeper"
-                posts = [asyncio.create_task(client.post(url, json={"x": ROW, "sleep": 2.5})) for _ in range(requests)]
-                while server.model("sleeper")["jobQueueStatus"]["pendingRequests"] < requests - 1:
+
+                def post() -> asyncio.Task[httpx.Response]:
+                    return asyncio.create_task(client.post(url, json={"x": ROW, "sleep": 2.5}))
+
+                # The worker has taken it when the others come, which would otherwise be one too many for the queue.
+                posts = [post()]
+                await asyncio.sleep(0.4)
+                posts += [post() for _ in range(requests - 1)]
+                end = time.monotonic() + 1.5
+                while (await asyncio.to_thread(waiting)) < requests - 1:
+                    assert time.monotonic() < end
                     await asyncio.sleep(0.02)
-                await asyncio.sleep(0.1)
                 answer = await asyncio.to_thread(
                     not_ready, Server(server.url, "http://127.0.0.1:9"), "sleeper", seconds
                 )
@@ -311,9 +322,9 @@ def test_sigterm_answers_what_runs_and_refuses_what_comes(store: Path, weights: 
     async def during_the_end() -> tuple[httpx.Response, httpx.Response]:
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             slow = asyncio.create_task(client.post(f"{url}/predictions/end", json={"x": ROW, "sleep": 2}))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.4)
             running.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.4)
             refused = await client.post(f"{url}/predictions/end", json={"x": ROW})
             return await slow, refused
 
