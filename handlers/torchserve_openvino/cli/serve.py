@@ -18,7 +18,6 @@ from torchserve_openvino.errors import TorchServeOpenVINOError
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 # A load that takes less is over before anyone reads how it goes.
 _QUIET_SECONDS = 2.0
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 _MOST_PORT, _MOST_WORKERS = 65_535, 1024
 
 
@@ -60,12 +59,13 @@ def serve(
         fail(f"{' and '.join(missing)} are not installed: pip install 'torchserve-openvino[serve]'")
     from torchserve_openvino.config.durations import bytes_of
     from torchserve_openvino.hosts.serve.server import ServerOptions, run
+    from torchserve_openvino.hosts.settings import LOG_FORMAT
 
     try:
         most = bytes_of(memory) if memory is not None else None
     except ValueError as error:
         fail(f"--memory {error}")
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT, stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     options = ServerOptions(archives, host, port, _workers(workers), max_request_bytes, most, grace)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:

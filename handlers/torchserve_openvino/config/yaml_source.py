@@ -43,6 +43,13 @@ class Source:
         return Problems(self.place)
 
 
+def openvino_section(document: Any) -> Mapping[Any, Any]:
+    """Returns ``handler.openvino`` of a YAML that nobody has checked; empty if it is not there, or no mapping."""
+    for key in ("handler", "openvino"):
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document if isinstance(document, Mapping) else {}
+
+
 class _Walk:
     """A walk over the YAML nodes that records the line of every key and finds duplicate keys."""
 

@@ -6,11 +6,12 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.messages import Request, Response, unavailable
 from torchserve_openvino.serving.requests.isolation import server_fault
@@ -93,7 +94,7 @@ class Batcher:
         if self._host.ended:
             reply.end(unavailable(f"{self._host.ended}, and is being replaced", request.id))
         elif self._host.awaits:
-            self._keep(self._alone(request, reply))
+            background(self._alone(request, reply), self._tasks)
         elif self.waiting >= self._queue_size:
             reply.end(unavailable(f"{self._queue_size} requests are waiting already", request.id))
         else:
@@ -107,12 +108,6 @@ class Batcher:
         # Two threads show it: the later value is the newer one.
         with self._showing:
             self._host.record("gauge", WAITING, self.waiting, {})
-
-    def _keep(self, run: Coroutine[Any, Any, None]) -> None:
-        # The loop itself keeps only weak references.
-        task = asyncio.create_task(run)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _alone(self, request: Request, reply: Reply) -> None:
         reply.put(await self._host.answer_alone(request, lambda _, piece: reply.put(piece)))

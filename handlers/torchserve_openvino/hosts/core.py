@@ -13,6 +13,7 @@ from torchserve_openvino.config.yaml_source import Source, read_yaml
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.hosts.messages import Kind, Request, Response
+from torchserve_openvino.hosts.settings import DELAY_MS, TIMEOUT_SECONDS
 from torchserve_openvino.packaging.archive import extract, read_packed_config
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.handler import OpenVINOHandler
@@ -26,8 +27,6 @@ from torchserve_openvino.serving.requests.json_body import parse_json
 
 logger = logging.getLogger(__name__)
 
-# TorchServe's defaults.
-_DELAY_MS, _TIMEOUT_SECONDS = 100, 120
 # Handlers read these forms of bodies. Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
 _ENVELOPES: dict[Kind, Envelope] = {
     "json": Envelope("json"),
@@ -76,8 +75,8 @@ class Host:
         self.record = record
         self.name, self.version = str(model["modelName"]), str(model.get("modelVersion") or "1.0")
         self.batch_size = batch_size_of(source)
-        self.delay = float(config.get("maxBatchDelay", _DELAY_MS)) / 1e3
-        self.timeout = float(config.get("responseTimeout", _TIMEOUT_SECONDS))
+        self.delay = float(config.get("maxBatchDelay", DELAY_MS)) / 1e3
+        self.timeout = float(config.get("responseTimeout", TIMEOUT_SECONDS))
         self.awaits = bool(config.get("asyncCommunication"))
         self.ended = ""
         self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config.fields import is_handler_file
-from torchserve_openvino.config.yaml_source import read_yaml
+from torchserve_openvino.config.yaml_source import openvino_section, read_yaml
 from torchserve_openvino.errors import ConfigError, PackagingError
 
 
@@ -27,7 +27,7 @@ def files_named_by(config_file: Path) -> list[Path]:
         document = read_yaml(config_file).data
     except ConfigError:
         return []
-    section = _mapping(_mapping(document.get("handler")).get("openvino"))
+    section = openvino_section(document)
     named = [("op_mappings", name) for name in mapping_files(document)]
     wrapped = section.get("wrap")
     scrub = _mapping(section.get("record")).get("scrub")

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from torchserve_openvino.config.yaml_source import read_yaml
+from torchserve_openvino.config.yaml_source import openvino_section, read_yaml
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import extract, write
 from torchserve_openvino.serving.loading.archive import model_of
@@ -57,7 +57,7 @@ class Variants:
 
     def samples(self) -> list[Path]:
         """Returns the files that ``warmup.samples`` names."""
-        section = ((self.config.get("handler") or {}).get("openvino") or {}).get("warmup") or {}
+        section = openvino_section(self.config).get("warmup") or {}
         return [self._folder / Path(name).name for name in section.get("samples", [])]
 
     def make(self, changed: Mapping[KeyPath, Any], config_file: Path | None = None) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.tune.queueing import Server, highest_rate, interpolated
 from torchserve_openvino.tune.settings import Settings
 
@@ -63,7 +64,7 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
         cores: Cores that all workers share.
     """
     workers = int(config.get("minWorkers", 1))
-    section = _mapping(_mapping(config.get("handler")).get("openvino"))
+    section = openvino_section(config)
     threads = section.get("threads", "auto")
     execution = _mapping(section.get("execution"))
     own = max(1, cores // workers) if threads == "auto" else int(threads)
@@ -78,7 +79,7 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
 
 def precision_of(config: Mapping[str, Any]) -> str:
     """Returns the precision that a YAML sets, in either of its two places; f32 without one."""
-    section = _mapping(_mapping(config.get("handler")).get("openvino"))
+    section = openvino_section(config)
     hint = _get(config, HINT) or _get(config, ("pt2", "options", "config", HINT[-1]))
     return str(hint or section.get("precision") or "f32")
 

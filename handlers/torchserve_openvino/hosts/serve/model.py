@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.hosts.messages import Response, unavailable
 from torchserve_openvino.hosts.serve.pending import Pending
 from torchserve_openvino.hosts.serve.process import RefusedError, WorkerLostError, WorkerProcess
-from torchserve_openvino.hosts.serve.settings import ModelSettings
+from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
 
 logger = logging.getLogger(__name__)
@@ -514,11 +514,3 @@ def _resident_tree(pid: int) -> int:
     except psutil.Error:
         return 0
     return _resident(pid) + sum(_resident(each.pid) for each in children)
-
-
-def background(run: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-    """Runs a coroutine as a task, of which the set keeps a reference while it runs."""
-    task = asyncio.get_running_loop().create_task(run)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task

@@ -13,21 +13,22 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
 from torchserve_openvino.files.json_text import JsonError
+from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.messages import Request, Response
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
+from torchserve_openvino.hosts.settings import LOG_FORMAT
 from torchserve_openvino.report.quiet import quiet_libraries
 
 logger = logging.getLogger(__name__)
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 # Metrics are sent with the end of a call, and after this long without one.
 _METRICS_SECONDS = 1.0
 _LOADING = "LOADING: "
@@ -108,20 +109,15 @@ class Worker:
     async def run(self) -> None:
         """Answers until the front process closes the connection."""
         reader, _writer = await asyncio.open_connection(sock=self._commands)
-        self._keep(self._metrics_from_time_to_time())
+        background(self._metrics_from_time_to_time(), self._tasks)
         while (frame := await read_frame(reader)) is not None:
             kind = frame.head["kind"]
             if kind == "call":
-                self._keep(self._call(frame))
+                background(self._call(frame), self._tasks)
             elif kind == "gone":
                 self._gone.get(frame.head["call"], set()).add(frame.head["index"])
             elif kind == "describe":
-                self._keep(self._describe(frame.head["call"]))
-
-    def _keep(self, run: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(run)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                background(self._describe(frame.head["call"]), self._tasks)
 
     async def _metrics_from_time_to_time(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from openvino import opset15 as ops
 from torchserve_openvino.config.cores import allowed_cores
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import by_constant, is_constant
-from torchserve_openvino.passes.ov.kernel_fusions import MOVES
+from torchserve_openvino.passes.ov.kernel_fusions import before_moves
 from torchserve_openvino.passes.ov.rewiring import put_behind
 
 
@@ -37,9 +37,7 @@ def split_gated_products(model: ov.Model, _: PassContext) -> None:
     """Puts an operator without effect behind each product of two computed values that weights multiply, in place."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul" and by_constant(node):
-            gated = node.input_value(0)
-            while gated.get_node().get_type_name() in MOVES:
-                gated = gated.get_node().input_value(0)
+            gated = before_moves(node.input_value(0))
             factors = [value.get_node() for value in gated.get_node().input_values()]
             if gated.get_node().get_type_name() == "Multiply" and not any(map(is_constant, factors)):
                 # Fused with the multiplication, so that it costs next to nothing.

@@ -58,6 +58,13 @@ JOINS = ELEMENTWISE | {"BatchNormInference"}
 MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
+def before_moves(value: ov.Output) -> ov.Output:
+    """Returns what a value was before operators moved it only."""
+    while value.get_node().get_type_name() in MOVES:
+        value = value.get_node().input_value(0)
+    return value
+
+
 def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
     """Inserts an operator wherever OpenVINO would fuse two kernels wrongly; changes the model in place.
 
@@ -241,9 +248,7 @@ def _is_row(value: ov.Output) -> bool:
 
 
 def _is_concatenation(value: ov.Output) -> bool:
-    while (node := value.get_node()).get_type_name() in MOVES:
-        value = node.input_value(0)
-    return bool(node.get_type_name() == "Concat")
+    return bool(before_moves(value).get_node().get_type_name() == "Concat")
 
 
 def is_attention(product: ov.Node) -> bool:

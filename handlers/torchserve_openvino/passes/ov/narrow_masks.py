@@ -14,7 +14,8 @@ from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import array_of
 from torchserve_openvino.passes.context import PassContext
-from torchserve_openvino.passes.ov.kernel_fusions import MOVES
+from torchserve_openvino.passes.ov.fused_chains import upstream
+from torchserve_openvino.passes.ov.kernel_fusions import MOVES, before_moves
 from torchserve_openvino.passes.ov.rewiring import put_behind
 
 # The largest finite number of bfloat16.
@@ -69,26 +70,15 @@ def _masks(model: ov.Model) -> Iterator[ov.Output]:
         if kind == "ScaledDotProductAttention" and node.get_input_size() > 3:
             yield from _inputs_behind(node.input_value(3))
         elif kind in {"Softmax", "LogSoftmax"}:
-            above = node.input_value(0)
-            while above.get_node().get_type_name() in MOVES:
-                above = above.get_node().input_value(0)
+            above = before_moves(node.input_value(0))
             if above.get_node().get_type_name() in _PASSED:
                 yield from _inputs_behind(above)
 
 
 def _inputs_behind(value: ov.Output) -> Iterator[ov.Output]:
-    seen, waiting = set[ov.Output](), [value]
-    while waiting:
-        value = waiting.pop()
-        node = value.get_node()
-        if value in seen:
-            continue
-        seen.add(value)
-        if node.get_type_name() == "Parameter":
-            if node.get_element_type() == ov.Type.f32:
-                yield value
-        elif node.get_type_name() in _PASSED:
-            waiting += node.input_values()
+    for node in upstream(value.get_node(), _PASSED):
+        if node.get_type_name() == "Parameter" and node.get_element_type() == ov.Type.f32:
+            yield node.output(0)
 
 
 def _limited(mask: ov.Output) -> ov.Node:

@@ -275,6 +275,26 @@ def private_folder(folder: Path, key: str) -> None:
         )
 
 
+def archived_file(folder: Path, name: str, key: str) -> Path:
+    """Returns a file of an unpacked archive that a key names.
+
+    Args:
+        folder: The unpacked archive.
+        name: The file.
+        key: The key.
+
+    Raises:
+        ModelLoadError: It is not in the archive, or leads out of it.
+    """
+    try:
+        path = contained(folder, name)
+    except OutsideError as error:
+        raise ModelLoadError(f"{key}: {error}; package a copy.") from error
+    if not path.is_file():
+        raise ModelLoadError(f"{key} names {name!r}, which is not in the archive; package it with --extra-files.")
+    return path
+
+
 def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     """Reads the files that ``handler.openvino.warmup.samples`` names.
 
@@ -283,15 +303,7 @@ def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     """
     found = []
     for name in names:
-        try:
-            path = contained(folder, name)
-        except OutsideError as error:
-            raise ModelLoadError(f"handler.openvino.warmup.samples: {error}; package a copy.") from error
-        if not path.is_file():
-            raise ModelLoadError(
-                f"handler.openvino.warmup.samples names {name!r}, which is not in the archive; package it with "
-                "--extra-files."
-            )
+        path = archived_file(folder, name, "handler.openvino.warmup.samples")
         if (size := path.stat().st_size) > MAX_SAMPLE_BYTES:
             raise ModelLoadError(
                 f"handler.openvino.warmup.samples: {name} has {size} bytes, more than a request may have."

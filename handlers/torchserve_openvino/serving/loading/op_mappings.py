@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.errors import OpMappingError
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.ops.mappings import load_mappings
@@ -38,10 +39,8 @@ def load_archived_mappings(model_dir: Path, document: Mapping[str, Any] | None) 
 
 def mapping_files(document: Mapping[str, Any] | None) -> list[str]:
     """Returns the names in ``handler.openvino.op_mappings`` of a model-config.yaml; none if they cannot be read."""
-    section: Any = document
-    for key in ("handler", "openvino"):
-        section = section.get(key) if isinstance(section, Mapping) else None
-    if not isinstance(section, Mapping) or not section.get("op_mappings"):
+    section = openvino_section(document)
+    if not section.get("op_mappings"):
         return []
     try:
         return OpenVINOSection(op_mappings=section["op_mappings"]).op_mappings

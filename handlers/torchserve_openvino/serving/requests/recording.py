@@ -19,8 +19,7 @@ from torchserve_openvino.bench.bodies import suffix_of
 from torchserve_openvino.config.sections.record import RecordSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.atomic import write_atomically
-from torchserve_openvino.files.contained import OutsideError, contained
-from torchserve_openvino.serving.loading.files import private_folder
+from torchserve_openvino.serving.loading.files import archived_file, private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Recorder:
         self._section = section
         self._scrub = _hook(model_dir, section.scrub) if section.scrub is not None else None
         # Workers that start together would all keep the same requests of a client that repeats itself.
-        self._next = random.randrange(section.every)
+        self._seen = random.randrange(section.every)
         self._waiting: queue.Queue[_Taken] = queue.Queue(_WAITING)
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("kept", "scrubbed", "dropped"), 0)
@@ -99,7 +98,8 @@ class Recorder:
     def _taken(self, data: Sequence[Mapping[str, Any]], context: Any) -> Iterator[_Taken]:
         for index, row in enumerate(data):
             with self._lock:
-                due, self._next = self._next <= 0, (self._section.every if self._next <= 0 else self._next) - 1
+                self._seen += 1
+                due = self._seen % self._section.every == 0
             if not due:
                 continue
             body = _body(row)
@@ -164,12 +164,7 @@ class Recorder:
 
 def _hook(model_dir: Path, name: str) -> Scrub:
     """Returns the function ``scrub`` of a file in the archive."""
-    try:
-        file = contained(model_dir, name)
-    except OutsideError as error:
-        raise ModelLoadError(f"{KEY}.scrub: {error}.") from error
-    if not file.is_file():
-        raise ModelLoadError(f"{KEY}.scrub names {name}, which is not in the archive; package it with --extra-files.")
+    file = archived_file(model_dir, name, f"{KEY}.scrub")
     try:
         module = importlib.import_module(file.stem)
     except Exception as error:

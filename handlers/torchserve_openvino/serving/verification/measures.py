@@ -1,5 +1,6 @@
 """What a task's answer may lose in a narrower precision: a bound on what its users read, not on raw numbers."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ KEY = "handler.openvino.verify.measure"
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(ABC):
     """Compares one output of a model with eager PyTorch's.
 
     Attributes:
@@ -24,6 +25,7 @@ class Measure:
     bound: float
     name: ClassVar[str]
 
+    @abstractmethod
     def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
         """Returns what is wrong with an output, as a sentence without its subject; empty if nothing is.
 
@@ -31,7 +33,6 @@ class Measure:
             got: The output.
             expected: Eager PyTorch's, of the same shape and dtype.
         """
-        raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
         """Returns the measure for the report, JSON-safe."""

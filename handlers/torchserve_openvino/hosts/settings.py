@@ -1,4 +1,4 @@
-"""What `serve` reads of an archive without loading it: its name, and how its model is served."""
+"""What hosts read of an archive without loading it: its name, and how its model is served."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +7,13 @@ from typing import Any
 
 from torchserve_openvino.config.durations import seconds_of
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
+from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.errors import ConfigError, PackagingError
 from torchserve_openvino.packaging.archive import read_packed_config
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 # TorchServe's defaults.
-_DELAY_MS, _TIMEOUT_SECONDS, _STARTUP_SECONDS, _QUEUE_SIZE = 100, 120, 120, 100
+DELAY_MS, TIMEOUT_SECONDS, _STARTUP_SECONDS, _QUEUE_SIZE = 100, 120, 120, 100
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class ModelSettings:
             name=str(model["modelName"]),
             version=str(model.get("modelVersion") or "1.0"),
             batch_size=int(keys.get("batchSize", 1)),
-            delay=float(keys.get("maxBatchDelay", _DELAY_MS)) / 1e3,
-            timeout=float(keys.get("responseTimeout", _TIMEOUT_SECONDS)),
+            delay=float(keys.get("maxBatchDelay", DELAY_MS)) / 1e3,
+            timeout=float(keys.get("responseTimeout", TIMEOUT_SECONDS)),
             startup=float(keys.get("startupTimeout", _STARTUP_SECONDS)),
             queue_size=int(keys.get("jobQueueSize", _QUEUE_SIZE)),
             workers=int(keys.get("minWorkers", 1)),
@@ -70,10 +72,7 @@ class ModelSettings:
 
 
 def _keep(data: Mapping[Any, Any], name: str) -> float | None:
-    section: Any = data
-    for key in ("handler", "openvino"):
-        section = section.get(key) if isinstance(section, Mapping) else None
-    value = section.get("keep") if isinstance(section, Mapping) else None
+    value = openvino_section(data).get("keep")
     if value is None:
         return None
     try:
