@@ -75,10 +75,12 @@ Compile = Callable[[torch.nn.Module], Callable[..., Any]]
 class _Side:
     """A module of the program, compiled or eager; runs its calls and observes them."""
 
-    def __init__(self, program: Program, compile_: Compile | None, noise: int = -1, wide: bool = False) -> None:
+    def __init__(
+        self, program: Program, compile_: Compile | None, noise: int = -1, wide: bool = False, raised: bool = False
+    ) -> None:
         self.program = program
         self.disturbs_inputs = noise >= 0 and program.mode.precision == "bf16"
-        self.wide = wide
+        self.wide, self.raised = wide, raised
         self.module = module_of(program, noise, compiled=compile_ is not None)
         if wide:
             self.module.double()
@@ -117,11 +119,19 @@ class _Side:
             return Observation(error=f"{type(error).__name__}: {_plain(str(error))}")
 
     def _changed(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs, disturbed or in float64."""
+        """The inputs, disturbed, all raised by their last digit, or in float64."""
+        if not (self.wide or self.raised or self.disturbs_inputs):
+            return inputs
         for position, tensor in enumerate(inputs):
-            if tensor.is_floating_point() and (self.wide or self.disturbs_inputs):
-                other = tensor.detach().double() if self.wide else _disturber(self.program)(tensor.detach())
-                inputs[position] = other.requires_grad_(tensor.requires_grad)
+            if tensor.is_floating_point():
+                value = tensor.detach()
+                if self.wide:
+                    value = value.double()
+                elif self.raised:
+                    value = value + value.abs() * torch.finfo(value.dtype).eps
+                else:
+                    value = _disturber(self.program)(value)
+                inputs[position] = value.requires_grad_(tensor.requires_grad)
         return inputs
 
 
@@ -319,13 +329,20 @@ def _reported(result: Result, call: Callable[..., Any]) -> Result:
 
 
 def _noise(program: Program, last: int, clean: Observation) -> dict[str, float]:
-    """How far disturbed eager runs deviate from a clean one, at one call, and, at real sizes, eager from float64."""
+    """How far disturbed eager runs deviate from a clean one, at one call, and, at real sizes, eager from float64.
+
+    Errors of long sums have one sign: at real sizes, all inputs are also raised by their last digit. Where the terms
+    cancel, random disturbances would allow less than float32 can hold.
+    """
     disturbed = [seen for run_ in range(_NOISE_RUNS) if (seen := _last(_Side(program, None, noise=run_), last))]
     factor = _REAL_NOISE_FACTOR[program.mode.precision] if program.mode.real_sizes else NOISE_FACTOR
     noise = noise_of(clean, disturbed, factor)
     if program.mode.real_sizes and (exact := _last(_Side(program, None, wide=True), last)):
         for name, error in errors_of(clean, exact).items():
             noise[name] += _MORE_THAN_EAGER * error
+    if program.mode.real_sizes and (raised := _last(_Side(program, None, raised=True), last)):
+        for name, moved in noise_of(clean, [raised], 1.0).items():
+            noise[name] = max(noise[name], moved)
     return noise
 
 

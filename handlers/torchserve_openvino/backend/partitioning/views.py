@@ -33,7 +33,8 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
     (output,) = graph.find_nodes(op="output")
     for node in in_eager:
         for source in node.all_input_nodes:
-            if is_view(source) and (_is_given(base_of(source)) or not _is_dense(value_of(source))):
+            apart = is_view(source) and (_is_given(base_of(source)) or not _is_dense(value_of(source)))
+            if apart or _sets_strides(source):
                 node.replace_input_with(source, _copied(source, made))
     shared = Counter(base_of(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
@@ -74,6 +75,15 @@ def base_of(node: Node) -> Node:
     while is_view(node):
         (node, *_) = node.args  # type: ignore[assignment]
     return node
+
+
+def _sets_strides(node: Node) -> bool:
+    """Checks whether a node only sets strides of a computed tensor.
+
+    Strides of axes of size 1 are part of no memory order, but tell operators in eager PyTorch which format is meant: a
+    global average of channels-last values is 1 x 1, and its strides still say channels last.
+    """
+    return node.target is aten.as_strided.default and is_view(node) and _is_dense(value_of(base_of(node)))
 
 
 def _is_dense(value: Any) -> bool:
