@@ -15,7 +15,8 @@ _ROUNDING = [
     "torch.expm1({0}.clamp(max=3))", "torch.log({0}.abs() + 0.5)", "torch.reciprocal({0}.abs() + 0.5)",
     "torch.pow({0}.abs() + 0.1, 1.5)", "torch.exp2({0}.clamp(max=3))", "torch.log2({0}.abs() + 0.5)",
     "F.tanhshrink({0})", "torch.acos({0}.clamp(-0.9, 0.9))", "torch.atanh({0}.clamp(-0.9, 0.9))", "{0} / 3",
-    "2 / ({0}.abs() + 1)", "{0} * 0.3", "torch.sinc({0}.detach())", "F.glu({0})", "torch.logit({0}.sigmoid(), eps=1e-3)",
+    "2 / ({0}.abs() + 1)", "{0} * 0.3", "torch.sinc({0}.detach())", "F.glu({0})",
+    "torch.logit({0}.sigmoid(), eps=1e-3)",
     "torch.special.xlog1py({0}.abs(), {0}.abs())", "torch.cosh({0}.clamp(-3, 3))",
 ]  # fmt: skip
 _EXACT = [
