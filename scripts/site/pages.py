@@ -1,0 +1,59 @@
+"""Lets MkDocs build the site from the files as they are: the pages at the top of the tree become pages of the site.
+
+A page links to others by their places in the tree, as a code host shows them. Links between pages are turned into those
+of the site; what is no page (a folder, a script, a table of the tests) is named instead of linked.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages at the top of the tree, and their names in the site.
+_TOP = {"README.md": "index.md", "ARCHITECTURE.md": "", "CONTRIBUTING.md": "", "CHANGELOG.md": ""}
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages at the top."""
+    for name, target in _TOP.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, target or name, content=_relinked(text, name)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Turns a page's links into those of the site."""
+    source = page.file.src_uri
+    return markdown if source in {"index.md", *_TOP} else _relinked(markdown, f"docs/{source}")
+
+
+def _relinked(text: str, source: str) -> str:
+    """Returns a page's text with links of the site; ``source`` is its place in the tree."""
+    here = _in_site(source)
+
+    def link(match: re.Match[str]) -> str:
+        title, path, anchor = match[1], match[2], match[3] or ""
+        if not path or re.match(r"[a-z]+:", path):
+            return match[0]
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        target = _in_site(place)
+        if not target:
+            return title
+        return f"[{title}]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{anchor})"
+
+    return _LINK.sub(link, text)
+
+
+def _in_site(place: str) -> str:
+    """Returns a file's place in the site; empty if it is not there."""
+    if place in _TOP:
+        return _TOP[place] or place
+    inside = place.removeprefix("docs/")
+    return inside if inside != place and (ROOT / place).is_file() else ""
