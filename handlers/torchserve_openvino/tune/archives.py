@@ -11,7 +11,7 @@ from torchserve_openvino.config.yaml_source import openvino_section, read_yaml
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import extract, write
 from torchserve_openvino.serving.loading.archive import model_of
-from torchserve_openvino.tune.candidates import KeyPath, with_changes
+from torchserve_openvino.tune.keys import KeyPath, with_changes
 
 # Eager PyTorch answers first: what it says is the reference.
 EAGER: Mapping[KeyPath, Any] = {("pt2",): {"compile": {"enable": False}}}
@@ -26,6 +26,7 @@ class Variants:
 
     Attributes:
         name: The model's name.
+        task: Name of its handler's file: a task, for shipped handlers.
         config: Its YAML.
         text: The YAML as it is written.
 
@@ -46,6 +47,7 @@ class Variants:
                 "`torchserve-openvino init`, then torch-model-archiver --config-file model-config.yaml."
             )
         self.name = str(model["modelName"])
+        self.task = Path(str(model.get("handler", "")).partition(":")[0]).stem
         self._config_file = self._folder / model["configFile"]
         self.text = self._config_file.read_text(encoding="utf-8")
         self.config = dict(read_yaml(self._config_file).data)

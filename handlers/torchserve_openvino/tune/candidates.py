@@ -2,17 +2,14 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchserve_openvino.config.yaml_source import openvino_section
+from torchserve_openvino.tune.keys import HINT, OPENVINO, PRECISION, KeyPath, mapping, value_at
+from torchserve_openvino.tune.options import Option
 from torchserve_openvino.tune.queueing import Server, highest_rate, interpolated
 from torchserve_openvino.tune.settings import Settings
-
-KeyPath = tuple[str, ...]
-OPENVINO: KeyPath = ("handler", "openvino")
-HINT: KeyPath = ("pt2", "compile", "options", "config", "INFERENCE_PRECISION_HINT")
-PRECISION: KeyPath = (*OPENVINO, "precision")
 
 
 @dataclass(frozen=True, order=True)
@@ -23,11 +20,13 @@ class Engine:
         precision: Of the compiled model.
         threads: Of one worker.
         streams: Inferences at once within one worker.
+        options: Values of further keys that differ from the present ones.
     """
 
     precision: str
     threads: int
     streams: int = 1
+    options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True, order=True)
@@ -39,12 +38,14 @@ class Candidate:
         workers: Worker processes.
         batch_size: ``batchSize``.
         delay_ms: ``maxBatchDelay``.
+        joins: Whether requests join in the engine (``asyncCommunication``) instead of in batches.
     """
 
     engine: Engine
     workers: int
     batch_size: int
     delay_ms: int
+    joins: bool = False
 
     def __str__(self) -> str:
         engine = self.engine
@@ -52,7 +53,8 @@ class Candidate:
         workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         return (
             f"{workers} x {engine.threads} thread{'s' if engine.threads > 1 else ''}{streams}, {engine.precision}, "
-            f"batch {self.batch_size}, {self.delay_ms} ms"
+            + ("requests join in the engine" if self.joins else f"batch {self.batch_size}, {self.delay_ms} ms")
+            + "".join(f", {option}" for option in engine.options)
         )
 
 
@@ -66,7 +68,7 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
     workers = int(config.get("minWorkers", 1))
     section = openvino_section(config)
     threads = section.get("threads", "auto")
-    execution = _mapping(section.get("execution"))
+    execution = mapping(section.get("execution"))
     own = max(1, cores // workers) if threads == "auto" else int(threads)
     streams = 1
     if execution.get("mode") == "throughput":
@@ -74,28 +76,34 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
         streams = min(own, 4) if asked == "auto" else int(asked)
     hint = precision_of(config)
     engine = Engine(hint, own, streams)
-    return Candidate(engine, workers, int(config.get("batchSize", 1)), int(config.get("maxBatchDelay", 100)))
+    batch_size, delay = int(config.get("batchSize", 1)), int(config.get("maxBatchDelay", 100))
+    return Candidate(engine, workers, batch_size, delay, bool(config.get("asyncCommunication", False)))
 
 
 def precision_of(config: Mapping[str, Any]) -> str:
     """Returns the precision that a YAML sets, in either of its two places; f32 without one."""
     section = openvino_section(config)
-    hint = _get(config, HINT) or _get(config, ("pt2", "options", "config", HINT[-1]))
+    hint = value_at(config, HINT) or value_at(config, ("pt2", "options", "config", HINT[-1]))
     return str(hint or section.get("precision") or "f32")
 
 
 def precision_is_pinned(config: Mapping[str, Any]) -> bool:
     """Returns True if a YAML sets the precision by OpenVINO's own property."""
-    return _get(config, HINT) is not None
+    return value_at(config, HINT) is not None
 
 
-def engines(present: Candidate, cores: int, precisions: list[str]) -> list[Engine]:
-    """Returns how workers may compute: each precision with each number of threads that divides the cores."""
+def engines(present: Candidate, cores: int, precisions: list[str], options: tuple[Option, ...] = ()) -> list[Engine]:
+    """Returns how workers may compute: each precision with each number of threads that divides the cores.
+
+    Args:
+        present: The configuration in use; its engine is among them as it is.
+        cores: That all workers share.
+        precisions: To try.
+        options: Values of further keys that all others have.
+    """
     threads = sorted({cores, *(cores // workers for workers in worker_counts(cores)), present.engine.threads})
-    result = {present.engine, *(Engine(precision, count) for precision in precisions for count in threads)}
-    if cores > 1:
-        result |= {Engine(precision, cores, min(cores, 4)) for precision in precisions}
-    return sorted(result)
+    pairs = [(count, 1) for count in threads] + ([(cores, min(cores, 4))] if cores > 1 and not present.joins else [])
+    return sorted({present.engine, *(Engine(precision, *pair, options) for precision in precisions for pair in pairs)})
 
 
 def worker_counts(cores: int) -> list[int]:
@@ -127,6 +135,12 @@ def ranked(
     for engine, measured in times.items():
         workers = [count for count in (settings.workers or worker_counts(cores)) if count * engine.threads <= cores]
         sizes = [size for size in measured if not settings.batch_sizes or size in settings.batch_sizes]
+        if present.joins:
+            # Any number of requests are in the engine at once.
+            most_at_once = max((size / ms * 1e3 for size, ms in measured.items()), default=0.0)
+            for count in workers:
+                predicted[replace(present, engine=engine, workers=count)] = count * most_at_once
+            continue
         for count, size, delay in itertools.product(workers, sizes, settings.delays or (1, 5, 20)):
             if size == 1 and delay != (settings.delays or [1])[0]:
                 continue
@@ -170,31 +184,10 @@ def changes(candidate: Candidate, present: Candidate, config: Mapping[str, Any])
             result[_ours("execution", "streams")] = candidate.engine.streams
     if candidate.engine.precision != present.engine.precision:
         result[HINT if precision_is_pinned(config) else PRECISION] = candidate.engine.precision
+    for option in candidate.engine.options:
+        result |= option.changes
     return result
 
 
 def _ours(*keys: str) -> KeyPath:
     return (*OPENVINO, *keys)
-
-
-def with_changes(config: Mapping[str, Any], changed: Mapping[KeyPath, Any]) -> dict[str, Any]:
-    """Returns a copy of a configuration with some keys set."""
-    result: dict[str, Any] = dict(config)
-    for path, value in changed.items():
-        level = result
-        for key in path[:-1]:
-            level[key] = dict(_mapping(level.get(key)))
-            level = level[key]
-        level[path[-1]] = value
-    return result
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _get(config: Mapping[str, Any], path: KeyPath) -> Any:
-    level: Any = config
-    for key in path:
-        level = _mapping(level).get(key)
-    return level

@@ -9,7 +9,8 @@ from typing import Any
 from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.autoscaling import autoscaling
-from torchserve_openvino.tune.candidates import Candidate, Engine, KeyPath
+from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.keys import KeyPath
 from torchserve_openvino.tune.search import Standing
 from torchserve_openvino.tune.session import Result
 from torchserve_openvino.tune.settings import Settings
@@ -50,6 +51,7 @@ def as_json(
         "engines": [{"engine": str_of(e), "ms": t} for e, t in result.profile.times.items()],
         "windows": sum(len(trial.windows) for _, trial in result.trials),
         "disturbed": sum(trial.disturbed for _, trial in result.trials),
+        "options": result.profile.options,
         "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
         "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
     }
@@ -105,6 +107,7 @@ def to_html(facts: Mapping[str, Any]) -> str:
         plot=_plot(facts),
         rows=[_row(each, facts) for each in facts["candidates"]],
         sizes=sizes,
+        options=facts["options"],
         engines=[
             {"name": each["engine"], "times": [f"{ms[size]:.1f}" if size in ms else "" for size in sizes]}
             for each, ms in zip(facts["engines"], by_size, strict=True)
@@ -122,7 +125,7 @@ def _effort(facts: Mapping[str, Any]) -> str:
 
 def str_of(engine: Engine) -> str:
     """Returns an engine as tables name it."""
-    return f"{engine.precision}, {engine.threads}, {engine.streams}"
+    return ", ".join(map(str, (engine.precision, engine.threads, engine.streams, *engine.options)))
 
 
 def _standing(standing: Standing[Candidate], result: Result) -> dict[str, Any]:

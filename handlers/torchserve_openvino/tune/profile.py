@@ -28,10 +28,14 @@ class Profile:
     Attributes:
         times: Milliseconds of a call by batch size, for each engine that passed.
         rejected: Why an engine is out.
+        rounds: Milliseconds of a call in each round by batch size; an interrupted run does not keep them.
+        options: What other values of further keys did, in words.
     """
 
     times: dict[Engine, dict[int, float]] = field(default_factory=dict)
     rejected: dict[Engine, str] = field(default_factory=dict)
+    rounds: dict[Engine, dict[int, list[float]]] = field(default_factory=dict, compare=False)
+    options: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerFailedError(TorchServeOpenVINOError):
@@ -128,7 +132,8 @@ def profile(
     with ExitStack() as stack:
         running: dict[Engine, Process] = {}
         for engine, archive in archives.items():
-            tell(f"loading {engine.precision}, {engine.threads} thread(s), {engine.streams} stream(s)")
+            further = "".join(f", {option}" for option in engine.options)
+            tell(f"loading {engine.precision}, {engine.threads} thread(s), {engine.streams} stream(s){further}")
             try:
                 process = stack.enter_context(Process(archive, bodies, environment))
                 wrong = wrong_answer(expected, process.answers(), engine.precision, bodies)
@@ -155,6 +160,7 @@ def profile(
                     # The first round warms caches up.
                     if turn:
                         times[engine][size].append(statistics.median(rest))
+    result.rounds = times
     result.times = {
         engine: {size: statistics.median(values) for size, values in each.items()} for engine, each in times.items()
     }

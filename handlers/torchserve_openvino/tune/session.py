@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.threads import usable_cores
-from torchserve_openvino.tune import candidates
+from torchserve_openvino.tune import candidates, keys
 from torchserve_openvino.tune.archives import EAGER, Variants
 from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
 from torchserve_openvino.tune.profile import Process, Profile, WorkerFailedError, profile
 from torchserve_openvino.tune.proof import Answer
 from torchserve_openvino.tune.search import Choice, RejectedError, Search, Standing
@@ -84,11 +85,13 @@ class Session:
     def plan(self, variants: Variants) -> str:
         """Returns what will be done, in a few lines."""
         present = self._present(variants)
-        engines = candidates.engines(present, self.cores, self._precisions(variants.config))
+        engines = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task))
+        options = self._options(variants)
+        further = f" Before that, one by one: {'; '.join(map(str, options))}." if options else ""
         return (
             f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
             f"Present: {present}.\n"
-            f"1. {len(engines)} ways to compute are proven against eager PyTorch and timed in turns.\n"
+            f"1. {len(engines)} ways to compute are proven against eager PyTorch and timed in turns.{further}\n"
             f"2. The present configuration and the {_RIVALS} most promising others are measured on real servers, in "
             f"rounds, at most {self.settings.trials} starts, about {self.settings.minutes:g} minutes.\n"
             "3. The winner is started once more, and its rate must hold in five windows in a row."
@@ -142,13 +145,58 @@ class Session:
     def _profiled(
         self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
     ) -> Profile:
-        engines = candidates.engines(present, self.cores, self._precisions(variants.config))
-        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
+        options, effects = self._compared_options(variants, present, expected, environment)
+        engines = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task), options)
         sizes = self.settings.batch_sizes or list(_SIZES)
-        known = profile(archives, expected, self.requests, sizes, environment, self.tell)
-        for path in archives.values():
-            path.unlink()
+        known = self._timed(engines, sizes, variants, present, expected, environment)
+        if options and not any(engine.options for engine in known.times):
+            # Each of them gave right answers, but not together.
+            plain = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task))
+            rejected = known.rejected
+            known = self._timed(plain, sizes, variants, present, expected, environment)
+            known.rejected = {**rejected, **known.rejected}
+        known.options = effects
         return known
+
+    def _compared_options(
+        self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
+    ) -> tuple[tuple[Option, ...], dict[str, str]]:
+        """Returns the values of further keys that make calls faster, each by itself, and what all of them did."""
+        options = self._options(variants)
+        if not options:
+            return (), {}
+        plain = Engine(present.engine.precision, self.cores)
+        ways = {option: Engine(plain.precision, plain.threads, options=(option,)) for option in options}
+        engines = [plain, *ways.values()]
+        known = self._timed(engines, self._few_sizes(), variants, present, expected, environment)
+        effects = {
+            option: effect(known.rounds[plain], known.rounds[way])
+            for option, way in ways.items()
+            if plain in known.times and way in known.times
+        }
+        results = {option: f"{ratio} times as fast" for option, ratio in effects.items()}
+        out = {option: known.rejected.get(way, "not timed") for option, way in ways.items() if option not in effects}
+        return worth_taking(effects), {str(option): (results | out)[option] for option in options}
+
+    def _timed(
+        self, engines: Sequence[Engine], sizes: Sequence[int], variants: Variants, present: Candidate,
+        expected: Sequence[Answer], environment: dict[str, str],
+    ) -> Profile:  # fmt: skip
+        """Proves engines, and times calls of so many requests."""
+        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
+        try:
+            return profile(archives, expected, self.requests, sizes, environment, self.tell)
+        finally:
+            for path in archives.values():
+                path.unlink()
+
+    def _few_sizes(self) -> list[int]:
+        """Returns the smallest and a middle batch size."""
+        sizes = sorted(self.settings.batch_sizes or _SIZES)
+        return sorted({sizes[0], sizes[len(sizes) // 2]})
+
+    def _options(self, variants: Variants) -> list[Option]:
+        return offered(variants.config, variants.task, self.settings.options)
 
     @property
     def cores(self) -> int:
@@ -158,17 +206,21 @@ class Session:
     def _present(self, variants: Variants) -> Candidate:
         return candidates.present_of(variants.config, self.cores)
 
-    def _precisions(self, config: Mapping[str, Any]) -> list[str]:
+    def _precisions(self, config: Mapping[str, Any], task: str) -> list[str]:
+        if task == TEXT_GENERATOR and self.settings.precisions is None:
+            # Its precision is that of its weights, one of the further keys.
+            return [candidates.precision_of(config)]
         names = self.settings.precisions or ["f32", "bf16x3", "bf16"]
         # OpenVINO's own property, if the YAML sets that, has no bf16x3.
         pinned = candidates.precision_is_pinned(config)
         return [name for name in names if unsupported(name, "CPU") is None and not (pinned and name == BF16X3)]
 
-    def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[candidates.KeyPath, Any]:
+    def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[keys.KeyPath, Any]:
         # One worker: each process of the first stage stands for one.
-        alone = Candidate(engine, 1, max(self.settings.batch_sizes or _SIZES), present.delay_ms)
+        largest = present.batch_size if present.joins else max(self.settings.batch_sizes or _SIZES)
+        alone = replace(present, engine=engine, workers=1, batch_size=largest)
         changed = candidates.changes(alone, present, variants.config)
-        return {**changed, (*candidates.OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
+        return {**changed, (*keys.OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
 
     def _expected(self, variants: Variants, environment: dict[str, str]) -> list[Answer]:
         self.tell("what eager PyTorch answers")
@@ -336,14 +388,15 @@ class State:
         stored = self._content.get("profile")
         if stored is None:
             return None
-        times = {Engine(*key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
-        return Profile(times, {Engine(*key): reason for key, reason in stored["rejected"]})
+        times = {_engine(key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
+        rejected = {_engine(key): reason for key, reason in stored["rejected"]}
+        return Profile(times, rejected, options=stored["options"])
 
     def keep_profile(self, known: Profile) -> None:
         """Writes the results of the first stage."""
         times = [(astuple(engine), each) for engine, each in known.times.items()]
         rejected = [(astuple(engine), reason) for engine, reason in known.rejected.items()]
-        self._content["profile"] = {"times": times, "rejected": rejected}
+        self._content["profile"] = {"times": times, "rejected": rejected, "options": known.options}
         self._write()
 
     def trial(self, key: str) -> dict[str, Any] | None:
@@ -358,3 +411,13 @@ class State:
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(self._content, indent=1).encode(), sync=False)
+
+
+def _engine(stored: Sequence[Any]) -> Engine:
+    """Returns the engine that `astuple` made lists of."""
+    precision, threads, streams, options = stored
+    return Engine(precision, threads, streams, tuple(_option(*each) for each in options))
+
+
+def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]]) -> Option:
+    return Option(tuple(path), text, tuple((tuple(key), value) for key, value in followers))

@@ -51,6 +51,9 @@ class Settings(BaseModel):
     """Values of maxBatchDelay to try, in ms."""
     workers: list[int] | None = None
     """Numbers of workers to try."""
+    options: dict[str, list[Any]] | None = None
+    """Values of any other key of the YAML to try, such as `{image.fold: [true], batching.dims.length: [[32, 128]]}`:
+    keys relative to `handler.openvino`, or from the top (`pt2...`). By default what may help the archive's task."""
     seed: int = 0
     """Of arrivals and orders."""
 

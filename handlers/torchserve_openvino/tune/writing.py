@@ -8,7 +8,7 @@ import yaml
 from torchserve_openvino.config.yaml_source import parse_yaml
 from torchserve_openvino.doctor.bisecting.splice import into_flow, newline_of, to_flow, with_line_end
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.tune.candidates import KeyPath, with_changes
+from torchserve_openvino.tune.keys import KeyPath, with_changes
 
 _INDENT = 2
 

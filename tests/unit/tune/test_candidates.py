@@ -9,8 +9,6 @@ import yaml
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.candidates import (
-    HINT,
-    PRECISION,
     Candidate,
     Engine,
     changes,
@@ -18,8 +16,8 @@ from torchserve_openvino.tune.candidates import (
     precision_is_pinned,
     present_of,
     ranked,
-    with_changes,
 )  # fmt: skip
+from torchserve_openvino.tune.keys import HINT, PRECISION, with_changes
 from torchserve_openvino.tune.settings import Settings, read_settings
 from torchserve_openvino.tune.writing import changed_yaml
 
@@ -55,6 +53,17 @@ def test_the_present_configuration_is_read_with_its_defaults() -> None:
 def test_engines_share_the_cores_in_each_way() -> None:
     ways = [each for each in engines(present_of(config(), 4), 4, ["f32", "bf16"]) if each.precision == "bf16"]
     assert {(each.threads, each.streams) for each in ways} == {(1, 1), (2, 1), (4, 1), (4, 4)}
+
+
+def test_requests_that_join_in_the_engine_are_not_batched() -> None:
+    present = present_of({**config(), "asyncCommunication": True, "batchSize": 1}, 4)
+    ways = engines(present, 4, ["f32"])
+    assert present.joins and {way.streams for way in ways} == {1}
+    times = {way: {1: 100.0 / way.threads, 8: 200.0 / way.threads} for way in ways}
+    chosen = ranked(present, times, Settings(), 4, 8)
+    assert {(each.batch_size, each.delay_ms, each.joins) for each, _ in chosen} == {(1, 100, True)}
+    # Eight at once in 200 ms with one thread.
+    assert dict(chosen)[Candidate(Engine("f32", 1), 4, 1, 100, True)] == pytest.approx(4 * 40)
 
 
 def test_candidates_stay_within_the_cores_and_what_the_user_names() -> None:

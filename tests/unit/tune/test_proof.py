@@ -31,6 +31,12 @@ RIGHT = [
     ({"tokens": [1, 2], "text": "a", "score": 0.5}, {"tokens": [1, 2], "text": "a", "score": 0.51}, "bf16"),
     ([], [], "f32"),
     (None, None, "f32"),
+    # OpenAI's answers have a name and a time of their own.
+    (
+        {"id": "a", "created": 1, "choices": [{"text": "x"}]},
+        {"id": "b", "created": 9, "choices": [{"text": "x"}]},
+        "f32",
+    ),
 ]
 WRONG = [
     ({"cat": 0.7, "dog": 0.2}, {"dog": 0.7, "cat": 0.2}, "bf16", "names 'dog' first"),
@@ -70,3 +76,13 @@ def test_arrays_and_bytes() -> None:
     assert "differs" in str(difference(array(values), array(values + 0.1), "bf16"))
     assert "shape" in str(difference(array(values), array(values.T), "f32"))
     assert "instead of" in str(difference(Answer(200, "x/y", b"\xff\x00"), Answer(200, "x/y", b"\xff\x01"), "f32"))
+
+
+def stream(*pieces: str) -> Answer:
+    events = [json.dumps({"id": "a", "choices": [{"delta": {"content": piece}}]}) for piece in pieces]
+    return Answer(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode())
+
+
+def test_streams_are_compared_by_their_text() -> None:
+    assert difference(stream("Once ", "upon"), stream("Once", " up", "on"), "f32") is None
+    assert difference(stream("Once ", "upon"), stream("Once ", "again"), "f32")
