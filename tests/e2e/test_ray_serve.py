@@ -135,6 +135,8 @@ def test_answers_statuses_and_reports(served: Served, archives: list[Path]) -> N
         large = client.post("/predictions/first", content=b"x" * 7_000_000)
         assert large.status_code == 413 and "max_request_bytes" in large.json()["message"]
         report = client.get("/models/first").json()
+        for path in ("/v2/health/ready", "/v2/models/first/ready", "/v2/models/first/versions/1.0/ready"):
+            assert (client.get(path).status_code, client.get(path).json()) == (200, {"ready": True})
     assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
     (only,) = served.reports("first")
     assert only["replica"] == report["replica"] and only["serving"]["counts"]["requests"] == 3
@@ -146,6 +148,9 @@ def test_several_models_in_one_app(served: Served, archives: list[Path]) -> None
         for name in ("first", "second"):
             answer = client.post(f"/predictions/{name}", json=[[1.0, 2.0, 3.0, 4.0]])
             torch.testing.assert_close(torch.tensor(answer.json()), expected([1, 2, 3, 4.0]), rtol=1e-4, atol=1e-5)
+        assert client.get("/v2/health/ready").json() == {"ready": True}
+        assert client.get("/v2/models/second/ready").json() == {"ready": True}
+        assert client.get("/v2/models/third/ready").status_code == 404
         missing = client.post("/predictions/third", json=[])
         assert missing.status_code == 404 and "first, second" in missing.json()["message"]
 

@@ -1,6 +1,7 @@
 """Joins requests of an event loop to calls of a `Host`, as TorchServe's frontend does for its workers."""
 
 import asyncio
+import json
 import logging
 import queue
 import threading
@@ -8,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from torchserve_openvino.errors import InvalidInputError
@@ -15,6 +17,7 @@ from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.messages import Request, Response, unavailable
 from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.verification.health import HEADER as HEALTH_HEADER
 
 if TYPE_CHECKING:
     # Needs the web server's library, which other users of this module do without.
@@ -182,6 +185,19 @@ class Batcher:
             return [Response.refused(fault, each.id) for each in requests]
         finally:
             self._until = None
+
+
+async def not_ready(batcher: Batcher) -> str:
+    """Returns why the model is not ready; empty if it answers its warm-up sample rightly, and its policy holds."""
+    probe = Request({"body": {}}, {HEALTH_HEADER: "1", "explain": "False"}, uuid.uuid4().hex)
+    (answer,) = [piece async for piece in batcher.submit(probe)]
+    if answer.status == HTTPStatus.OK:
+        return ""
+    try:
+        state = json.loads(answer.body)
+        return str(state.get("reason") or state.get("message") or state)
+    except (ValueError, AttributeError):
+        return f"its handler does not answer for its health: {answer.body[:100]!r}"
 
 
 async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncIterator[Response]:

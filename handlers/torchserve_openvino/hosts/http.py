@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
@@ -22,6 +23,8 @@ STANDARD = (
     "rerank", "embed", "predict",
 )  # fmt: skip
 _LIST = f"v1/{MODELS}"
+_READY = "v2/health/ready"
+_READY_URL = re.compile(r"v2/(?:health|models/(?P<model>[^/]+)(?:/versions/[^/]+)?)/ready")
 # As KServe's own servers of language models have it.
 OPENAI_PREFIX = "openai/"
 _STREAM = "text/event-stream"
@@ -31,7 +34,8 @@ _STREAM = "text/event-stream"
 class ForwardedRequest:
     """A request, which processes can pass to each other.
 
-    It was sent to ``/predictions/MODEL[/VERSION][/PATH]``, or to a path of `STANDARD` or ``v1/models``.
+    It was sent to ``/predictions/MODEL[/VERSION][/PATH]``, to a path of `STANDARD` or ``v1/models``, or asks whether a
+    model is ready (``v2/health/ready``, ``v2/models/MODEL/ready``).
 
     Attributes:
         method: GET or POST.
@@ -62,6 +66,8 @@ class ForwardedRequest:
         model, path = (parts[1:2] or [""])[0], parts[2:]
         if standard in STANDARD or _lists(standard):
             model, path = "", [standard]
+        elif asked := _READY_URL.fullmatch(whole):
+            model, path = asked["model"] or "", [_READY]
         elif path and is_version(path[0]):
             del path[0]
         body = bytearray()
@@ -76,6 +82,11 @@ class ForwardedRequest:
     def lists_models(self) -> bool:
         """Whether it asks for the models that are served, here or below a model's URL."""
         return _lists(self.path)
+
+    @property
+    def asks_ready(self) -> bool:
+        """Whether it asks if the model, or each of them, is ready."""
+        return self.method == "GET" and self.path == _READY
 
 
 def is_version(text: str) -> bool:
@@ -129,6 +140,14 @@ def named_model(forwarded: ForwardedRequest, names: Collection[str]) -> str:
     if name not in names:
         raise unknown_model(name, known)
     return name
+
+
+def readiness(reasons: Iterable[str]) -> Response:
+    """Returns the answer to a probe: 200 without a reason why a model is not ready, else 503."""
+    reason = "; ".join(reasons)
+    body = {"ready": not reason, **({"reason": reason} if reason else {})}
+    status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+    return Response(json.dumps(body).encode(), "application/json", status)
 
 
 async def only(answer: Response) -> AsyncIterator[Response]:

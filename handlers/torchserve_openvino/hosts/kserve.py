@@ -34,11 +34,10 @@ from starlette.responses import Response as HttpResponse
 
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
-from torchserve_openvino.hosts.batcher import Batcher, predictions
+from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
 from torchserve_openvino.hosts.core import Host, about
 from torchserve_openvino.hosts.messages import Kind, Request
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
-from torchserve_openvino.serving.verification.health import HEADER
 
 _V1: Kind = "json"
 _V2: Kind = "kservev2"
@@ -81,9 +80,7 @@ class Archive(Model):
         """Answers readiness probes: returns True if the warm-up sample is answered rightly, and the policy holds."""
         if not self._may_go_on or self._batcher is None:
             return False
-        probe = Request({"body": {}}, {HEADER: "1", "explain": "False"}, uuid.uuid4().hex)
-        (answer,) = [piece async for piece in self._batcher.submit(probe)]
-        return answer.status == HTTPStatus.OK
+        return not await not_ready(self._batcher)
 
     async def alive(self) -> dict[str, bool]:
         """Answers liveness probes.

@@ -6,8 +6,9 @@
         args: {archives: [net.mar], cpus: 2, replicas: 2}
 
 Answers are those of TorchServe at ``POST /predictions/NAME``; standard clients find ``POST /v1/embeddings`` and others
-(`http.STANDARD`). ``GET /models/NAME`` is the report of one replica, and ``GET /models/NAME/replicas`` of all. The
-YAML's batchSize, maxBatchDelay and responseTimeout apply to each replica.
+(`http.STANDARD`). ``GET /models/NAME`` is the report of one replica, and ``GET /models/NAME/replicas`` of all.
+``GET /v2/health/ready`` runs the warm-up sample of each model. The YAML's batchSize, maxBatchDelay and responseTimeout
+apply to each replica.
 """
 
 import json
@@ -23,7 +24,7 @@ from starlette.responses import Response as HttpResponse
 
 from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
-from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, predictions
+from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
 from torchserve_openvino.hosts.core import Host, about
 from torchserve_openvino.hosts.messages import Response
 from torchserve_openvino.hosts.ray_metrics import RayMetrics
@@ -80,6 +81,9 @@ class Replica:
         if forwarded.lists_models:
             yield http.models(forwarded, self._loaded)
             return
+        if forwarded.asks_ready:
+            yield http.readiness(filter(None, [self._host.ended or await not_ready(self._batcher)]))
+            return
         if forwarded.method == "GET":
             report = await self.reports() if forwarded.path == "replicas" else self.describe()
             yield Response(json.dumps(report).encode(), "application/json")
@@ -120,6 +124,8 @@ class Router:
     def _route(self, forwarded: http.ForwardedRequest) -> AsyncIterator[Response]:
         if forwarded.lists_models and not forwarded.model:
             return http.only(http.models(forwarded, self._loaded))
+        if forwarded.asks_ready and not forwarded.model:
+            return self._ready(forwarded)
         if forwarded.path in http.STANDARD and not forwarded.model:
             try:
                 return aiter(self._models[http.named_model(forwarded, self._models)].remote(forwarded))
@@ -130,6 +136,12 @@ class Router:
         known = ", ".join(sorted(self._models))
         missing = ModelMissingError(f"no model {forwarded.model!r} is served here, but {known}")
         return http.only(Response.refused(missing))
+
+    async def _ready(self, forwarded: http.ForwardedRequest) -> AsyncIterator[Response]:
+        """Yields whether a replica of each model is ready."""
+        answers = {name: await anext(aiter(handle.remote(forwarded))) for name, handle in self._models.items()}
+        states = {name: json.loads(answer.body) for name, answer in answers.items()}
+        yield http.readiness(f"{name}: {state['reason']}" for name, state in states.items() if not state["ready"])
 
 
 def app(args: AppArgs) -> serve.Application:
