@@ -20,7 +20,7 @@ LARGEST = 6_553_500
 # Paths that standard clients add to the address of a host; they name the model in the body, if at all.
 STANDARD = (
     "v1/embeddings", "v1/completions", "v1/chat/completions", "v1/images/generations", "v1/rerank", "v2/rerank",
-    "rerank", "embed", "predict",
+    "rerank", "embed", "embed_sparse", "predict",
 )  # fmt: skip
 _LIST = f"v1/{MODELS}"
 _READY = "v2/health/ready"

@@ -18,7 +18,7 @@ _WEIGHTS = (".safetensors", ".bin")
 _INDEX = ".index.json"
 # Tokenizers, processors, and what sentence-transformers adds in subfolders.
 _PLAIN = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-_POOLING = ("1_Pooling", "2_Normalize")
+_POOLING = ("1_Pooling", "1_SpladePooling", "2_Normalize")
 # Far above any tokenizer; something else that ends in .json or .txt is not the model's.
 _MAX_PLAIN_BYTES = 256 * 2**20
 
@@ -178,7 +178,8 @@ def check_loads(model: HubModel) -> str:
             from torchserve_openvino.generation.images.loading import load
 
             return load(model.folder).family.modes["text"]
-        loaded = hub.load_model(model.folder, loader_of(model.task, hub.read_config(model.folder)), model.task.may_lack)
+        loader = loader_of(model.task, hub.read_config(model.folder), sparse=hub.is_sparse(model.folder))
+        loaded = hub.load_model(model.folder, loader, model.task.may_lack)
         for name in model.task.prepared_by:
             loaders[name](model.folder)
     except ModelLoadError as error:

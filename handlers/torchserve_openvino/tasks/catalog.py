@@ -38,6 +38,7 @@ class Task:
     prepared_by: tuple[str, ...] = ()
     may_lack: str = ""
     encoder_loader: str = ""
+    sparse_loader: str = ""
 
 
 _TEXT: Mapping[str, Any] = {
@@ -167,7 +168,16 @@ _ALL = (
         prepared_by=("tokenizer",),
         encoder_loader="AutoModelForSeq2SeqLM",
     ),
-    Task("sentence_embedder", "a text", "[numbers]", "sentence-similarity", "AutoModel", ("Model",), **_TEXT),
+    Task(
+        "sentence_embedder",
+        "a text",
+        "[numbers], or [{index, value}] of a sparse model",
+        "sentence-similarity",
+        "AutoModel",
+        ("Model",),
+        sparse_loader="AutoModelForMaskedLM",
+        **_TEXT,
+    ),
     Task(
         "zero_shot_classifier",
         "a text and candidate_labels",
@@ -268,13 +278,16 @@ _SYNONYMS = {
 }
 
 
-def loader_of(task: Task, config: Mapping[str, Any]) -> str:
+def loader_of(task: Task, config: Mapping[str, Any], *, sparse: bool = False) -> str:
     """Returns the class of transformers that loads a model for a task.
 
     Args:
         task: The task.
         config: Content of the model's ``config.json``.
+        sparse: Whether the folder has a sparse encoder.
     """
+    if sparse and task.sparse_loader:
+        return task.sparse_loader
     return task.encoder_loader if task.encoder_loader and encodes(config) else task.loader
 
 

@@ -124,7 +124,7 @@ class HubHandler(ItemHandler):
 
     def load(self, folder: Path) -> nn.Module:
         """Loads the model, and what else the task needs; of a quantised model, everything but the weights."""
-        loader = loader_of(self.about, hub.read_config(folder))
+        loader = loader_of(self.about, hub.read_config(folder), sparse=hub.is_sparse(folder))
         if not has_f32(self._openvino.model_dir):
             return hub.without_weights(folder, loader)
         return hub.load_model(folder, loader, self.about.may_lack)

@@ -15,6 +15,7 @@ import transformers
 from task_worker import Worker
 
 from hub_models import minilm, text_model
+from torchserve_openvino.packaging.hub import check_loads, hub_model
 from torchserve_openvino.tasks.text.classifier import TextClassifier
 from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
 from torchserve_openvino.tasks.text.reranker import Reranker
@@ -175,7 +176,9 @@ def test_an_error_is_one_for_the_official_client(embedder: Worker) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client(embedder).embeddings.create(model="net", input=["a", TOO_LONG])
     assert raised.value.param == "input[1]"
-    with pytest.raises(openai.NotFoundError, match="v1/embeddings, v1/embed, v1/models, and the model itself"):
+    with pytest.raises(
+        openai.NotFoundError, match="v1/embed, v1/embed_sparse, v1/models, and the"
+    ):
         client(embedder).completions.create(model="net", prompt="a")
     assert one(embedder, "v1/embeddings", b"{")[1]["error"]["message"].startswith("the body must be a JSON object")
 
@@ -274,6 +277,68 @@ def test_tei_embeds_in_lists(embedder: Worker) -> None:
     assert one(embedder, "embed", {"inputs": SHORT, "normalize": False})[0] == 400
     status, answer = one(embedder, "embed", {"inputs": [SHORT, TOO_LONG]})
     assert status == 400 and answer["error_type"] == "Validation" and answer["error"].startswith("inputs[1]: the text")
+
+
+# --- sparse vectors --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sparse encoder as sentence-transformers saves it: the words that a masked language model predicts."""
+    folder = text_model("fill_mask", tmp_path_factory.mktemp("sparse") / "saved")
+    kinds = "sentence_transformers.sparse_encoder.models"
+    modules = [
+        {"type": f"{kinds}.MLMTransformer", "path": ""},
+        {"type": f"{kinds}.SpladePooling", "path": "1_SpladePooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_SpladePooling").mkdir()
+    pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": None}
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sparse(sparse_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    openvino = {"text": {"lengths": [16, 64]}, "batching": {"buckets": [4]}}
+    return Worker(tmp_path_factory.mktemp("sparse_worker") / "archive", SentenceEmbedder, sparse_folder, openvino)
+
+
+def dense(weights: list[dict[str, Any]], width: int) -> torch.Tensor:
+    vector = torch.zeros(width)
+    for each in weights:
+        vector[each["index"]] = each["value"]
+    return vector
+
+
+def test_a_sparse_model_answers_with_the_weights_of_words(sparse: Worker, sparse_folder: Path) -> None:
+    model = transformers.AutoModelForMaskedLM.from_pretrained(sparse_folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sparse_folder)
+    vectors = []
+    for text in TEXTS:
+        with torch.no_grad():
+            vectors.append(model(**tokenizer(text, return_tensors="pt")).logits.relu().log1p().amax(1)[0])
+    # The texts have different lengths: padding must not add words.
+    (status, answers), (_, own) = ask(sparse, ("embed_sparse", {"inputs": TEXTS}), ("", {"inputs": TEXTS}))
+    assert status == 200 and answers == own
+    for answer, expected in zip(answers, vectors, strict=True):
+        same(dense(answer, len(expected)).tolist(), expected)
+        assert answer and all(each["value"] > 0 for each in answer)
+    sparse.ran_compiled()
+
+
+def test_forms_of_dense_and_sparse_vectors_are_not_mixed(sparse: Worker, embedder: Worker) -> None:
+    for path, body in (("v1/embeddings", {"input": SHORT}), ("embed", {"inputs": SHORT})):
+        status, answer = one(sparse, path, body)
+        assert status == 400 and "embed_sparse" in json.dumps(answer)
+    status, answer = one(embedder, "embed_sparse", {"inputs": SHORT})
+    assert status == 400 and "not sparse" in answer["error"]
+
+
+def test_a_sparse_encoder_s_folder_becomes_an_archive(sparse_folder: Path) -> None:
+    model = hub_model(sparse_folder, None)
+    assert model.task.handler == "sentence_embedder" and Path("1_SpladePooling/config.json") in model.files
+    assert "ForMaskedLM" in check_loads(model)
 
 
 def test_tei_truncates_what_asks_for_it_and_nothing_else(embedder: Worker) -> None:

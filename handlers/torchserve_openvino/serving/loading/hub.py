@@ -6,6 +6,7 @@ Nothing is downloaded.
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,37 +252,80 @@ def load_image_processor(folder: Path) -> Any:
     raise ModelLoadError(f"{folder.name} has no image processor that can be loaded{needs}: {reason}")
 
 
-def pooling_of(folder: Path) -> tuple[str, bool, int | None]:
-    """Returns how sentence-transformers pools tokens.
+@dataclass(frozen=True)
+class Pooling:
+    """How sentence-transformers makes one vector of a text's tokens.
 
-    Returns:
-        ``mean`` or ``cls``; whether vectors are normalised; the longest text in tokens, None if not stated.
+    Attributes:
+        mode: ``mean`` over the tokens, or ``cls``, the first one; of weights of words (SPLADE) ``max`` or ``sum``.
+        sparse: Whether the vector has a weight for each word of the vocabulary, most of them 0.
+        logarithms: How often a weight becomes ``log(1 + weight)``.
+        normalizes: Whether the vector's length becomes 1.
+        longest: The longest text in tokens; None if not stated.
+    """
+
+    mode: str = "mean"
+    sparse: bool = False
+    logarithms: int = 0
+    normalizes: bool = False
+    longest: int | None = None
+
+
+_DENSE_MODES = {"mean_tokens": "mean", "cls_token": "cls"}
+_ACTIVATIONS = {"relu": 1, "log1p_relu": 2}
+# Names that sentence-transformers gave to the module with the model.
+_ENCODERS = frozenset({"Transformer", "MLMTransformer"})
+
+
+def is_sparse(folder: Path) -> bool:
+    """Returns whether sentence-transformers' files describe a sparse encoder, whose model predicts words."""
+    path = folder / "modules.json"
+    return path.is_file() and "SpladePooling" in _modules(path)
+
+
+def pooling_of(folder: Path) -> Pooling:
+    """Returns how sentence-transformers' files pool tokens; the mean without such files.
 
     Raises:
         ModelLoadError: The folder asks for another kind of pooling, or for a module that is not supported.
     """
     path = folder / "modules.json"
     if not path.is_file():
-        return "mean", False, None
+        return Pooling()
+    kinds = _modules(path)
+    sparse = "SpladePooling" in kinds
     try:
-        kinds = {entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(path)}
-        pooling = read_json_object(contained(folder, kinds["Pooling"]) / CONFIG)
+        pooling = read_json_object(contained(folder, kinds["SpladePooling" if sparse else "Pooling"]) / CONFIG)
         limits = folder / "sentence_bert_config.json"
         longest = read_json_object(limits).get("max_seq_length") if limits.is_file() else None
         if longest is not None and type(longest) is not int:
             raise TypeError(f"max_seq_length is {longest!r:.100}, not a number of tokens")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} does not say how tokens are pooled: {error}") from error
-    unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
+    unknown = sorted(kinds.keys() - _ENCODERS - {"SpladePooling" if sparse else "Pooling", "Normalize"})
+    if sparse:
+        mode, activation = pooling.get("pooling_strategy", "max"), pooling.get("activation_function", "relu")
+        if unknown or mode not in {"max", "sum"} or activation not in _ACTIVATIONS:
+            asked = ", ".join(unknown) or f"{mode!r:.40} and {activation!r:.40}"
+            raise ModelLoadError(f"{path} asks for {asked}; supported: max, sum, relu, log1p_relu.")
+        return Pooling(mode, True, _ACTIVATIONS[activation], "Normalize" in kinds, longest)
     modes = [
         name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode") and on
     ]
-    known = {"mean_tokens": "mean", "cls_token": "cls"}
-    if unknown or len(modes) != 1 or modes[0] not in known:
+    if unknown or len(modes) != 1 or modes[0] not in _DENSE_MODES:
         raise ModelLoadError(
-            f"{path} asks for {', '.join(unknown or modes)}; supported: mean_tokens, cls_token, Normalize."
+            f"{path} asks for {', '.join(unknown or modes)}; supported: mean_tokens, cls_token, Normalize, and "
+            "SpladePooling."
         )
-    return known[modes[0]], "Normalize" in kinds, longest
+    return Pooling(_DENSE_MODES[modes[0]], normalizes="Normalize" in kinds, longest=longest)
+
+
+def _modules(path: Path) -> dict[str, str]:
+    """Returns the folders of the modules that modules.json lists, by their kinds."""
+    try:
+        return {entry["type"].rpartition(".")[2]: entry["path"] for entry in read_json(path)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} does not say how tokens are pooled: {error}") from error
 
 
 def _transformers() -> Any:

@@ -1,4 +1,4 @@
-"""Embeddings in the forms of OpenAI (``v1/embeddings``) and of TEI (``embed``)."""
+"""Embeddings in the forms of OpenAI (``v1/embeddings``) and of TEI (``embed``, ``embed_sparse``)."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -36,6 +36,24 @@ class EmbedRequest(BaseModel):
     dimensions: Width | None = None
 
 
+class EmbedSparseRequest(BaseModel):
+    """``POST embed_sparse``."""
+
+    model_config = STRICT
+
+    inputs: Any
+    truncate: bool = False
+
+
+class WordWeight(BaseModel):
+    """The weight of one word in a sparse vector."""
+
+    index: int
+    """Place of the word in the vocabulary."""
+    value: float
+    """Its weight, above 0."""
+
+
 class OpenAIEmbeddings(Form):
     """OpenAI's embeddings."""
 
@@ -44,6 +62,7 @@ class OpenAIEmbeddings(Form):
     def __init__(self, body: Any, model: ServedModel) -> None:
         request = request_of(EmbeddingsRequest, body, {})
         check_model(request.model, model.name)
+        _check_dense(model)
         self.inputs, self.many = _inputs(request.input, self.field, model)
         self._request, self._model = request, model
 
@@ -72,6 +91,7 @@ class TeiEmbed(TeiForm):
 
     def __init__(self, body: Any, model: ServedModel) -> None:
         request = request_of(EmbedRequest, body, {**UNSUPPORTED, "prompt_name": ()})
+        _check_dense(model)
         if model.normalizes and not request.normalize:
             raise RequestError(
                 "normalize: false is not possible: this model's own files normalize its vectors. Leave it out",
@@ -84,6 +104,38 @@ class TeiEmbed(TeiForm):
         """Returns the vectors."""
         vectors = [shortened(each.answer.value, self._request.dimensions) for each in answers]
         return [unit(vector) if self._request.normalize else vector for vector in vectors]
+
+
+class TeiEmbedSparse(TeiForm):
+    """TEI's sparse embeddings: of each text, the words with a weight."""
+
+    def __init__(self, body: Any, model: ServedModel) -> None:
+        request = request_of(EmbedSparseRequest, body, {**UNSUPPORTED, "prompt_name": ()})
+        if not model.sparse:
+            raise RequestError("this model's vectors are not sparse: ask /embed or /v1/embeddings")
+        self.inputs, self.many = _inputs(request.inputs, self.field, model)
+        self.truncates = request.truncate or None
+
+    def answer(self, answers: Sequence[Counted]) -> Any:
+        """Returns the words' weights."""
+        return [word_weights(each.answer.value) for each in answers]
+
+
+def _check_dense(model: ServedModel) -> None:
+    """Refuses a form that has no place for sparse vectors.
+
+    Raises:
+        RequestError: The model's vectors are sparse.
+    """
+    if model.sparse:
+        raise RequestError("this model's vectors are sparse: ask /embed_sparse, or TorchServe's own form")
+
+
+def word_weights(vector: torch.Tensor) -> list[dict[str, Any]]:
+    """Returns the numbers of a vector that are not 0 in the form of `WordWeight`, in the order of the vocabulary."""
+    (places,) = vector.nonzero(as_tuple=True)
+    pairs = zip(places.tolist(), vector[places].tolist(), strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
 
 
 def _inputs(value: Any, field: str, model: ServedModel) -> tuple[list[Any], bool]:

@@ -24,12 +24,14 @@ class ServedModel:
         loaded: When it was loaded, in seconds since 1970.
         max_inputs: Most inputs in one request.
         normalizes: Whether its vectors have length 1.
+        sparse: Whether its vectors have a weight for each word of the vocabulary, most of them 0.
     """
 
     name: str
     loaded: float
     max_inputs: int
     normalizes: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.hub import Part
-from torchserve_openvino.tasks.standard.embeddings import OpenAIEmbeddings, TeiEmbed
+from torchserve_openvino.tasks.standard.embeddings import (
+    OpenAIEmbeddings,
+    TeiEmbed,
+    TeiEmbedSparse,
+    WordWeight,
+    word_weights,
+)
 from torchserve_openvino.tasks.standard.form import Endpoint, ServedModel
 from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
 from torchserve_openvino.tasks.text.rows import Row, too_long
@@ -27,42 +33,52 @@ class PooledHead(Head):
     Args:
         model: The encoder.
         takes_types: Whether it takes ``token_type_ids``.
-        pooling: ``mean`` over the text's tokens, or ``cls``, the first token.
-        normalises: Whether the vector's length becomes 1.
+        pooling: How they are pooled.
     """
 
-    def __init__(self, model: nn.Module, takes_types: bool, pooling: str = "mean", normalises: bool = False) -> None:
+    def __init__(self, model: nn.Module, takes_types: bool, pooling: hub.Pooling) -> None:
         super().__init__(model, takes_types)
-        self._pooling, self._normalises = pooling, normalises
+        self._pooling = pooling
 
     def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
         """Returns the vectors, float32 ``[batch, width]``."""
-        tokens = found.last_hidden_state
-        if self._pooling == "cls":
-            pooled = tokens[:, 0]
-        else:
-            weights = mask.unsqueeze(-1).to(tokens.dtype)
-            pooled = (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
-        return (torch.nn.functional.normalize(pooled, p=2.0, dim=1) if self._normalises else pooled,)
+        pooled = (
+            self._weights(found.logits, mask) if self._pooling.sparse else self._mean(found.last_hidden_state, mask)
+        )
+        return (torch.nn.functional.normalize(pooled, p=2.0, dim=1) if self._pooling.normalizes else pooled,)
+
+    def _mean(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self._pooling.mode == "cls":
+            return tokens[:, 0]
+        weights = mask.unsqueeze(-1).to(tokens.dtype)
+        return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+    def _weights(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """SPLADE (Formal et al. 2021): ``log(1 + relu(logit))`` of each word, over the tokens that say so."""
+        weights = (logits * mask.unsqueeze(-1).to(logits.dtype)).relu()
+        for _ in range(self._pooling.logarithms):
+            weights = weights.log1p()
+        return weights.amax(1) if self._pooling.mode == "max" else weights.sum(1)
 
 
 class SentenceEmbedder(TextHandler):
     """The vector of a text.
 
     Attributes:
-        normalizes: Whether the model's own files make the length of its vectors 1.
+        pooling: How the model's own files make one vector of its tokens.
     """
 
     task = "sentence_embedder"
-    answers = list[float]
+    answers = list[float] | list[WordWeight]
     endpoints = (
         Endpoint("embeddings", OpenAIEmbeddings, frozenset({"input"}), by_body=True),
         Endpoint("embed", TeiEmbed),
+        Endpoint("embed_sparse", TeiEmbedSparse),
     )
 
     def __init__(self) -> None:
         super().__init__()
-        self.normalizes = False
+        self.pooling = hub.Pooling()
 
     def measure(self) -> Measure | None:
         """Returns what answers in a narrower precision must meet."""
@@ -70,16 +86,16 @@ class SentenceEmbedder(TextHandler):
 
     def longest(self, folder: Path) -> int | None:
         """Returns the longest text in tokens that sentence-transformers' files state."""
-        return hub.pooling_of(folder)[2]
+        return hub.pooling_of(folder).longest
 
     def servable(self, model: Any) -> Any:
         """Returns the model with its pooling."""
-        pooling, self.normalizes, _ = hub.pooling_of(self.folder)
-        return PooledHead(model, "token_type_ids" in self.names, pooling, self.normalizes)
+        self.pooling = hub.pooling_of(self.folder)
+        return PooledHead(model, "token_type_ids" in self.names, self.pooling)
 
     def served_model(self) -> ServedModel:
         """Returns what standard forms depend on of the model."""
-        return replace(super().served_model(), normalizes=self.normalizes)
+        return replace(super().served_model(), normalizes=self.pooling.normalizes, sparse=self.pooling.sparse)
 
     def read(self, part: Part) -> Any:
         """Returns a text; in a standard form also a list of token ids.
@@ -110,7 +126,10 @@ class SentenceEmbedder(TextHandler):
         ids = part.input[: self.limit] if truncates else part.input
         return Rows(part, [Row.of_tokens(ids)]) if len(ids) <= self.limit else too_long(len(ids), self.limit)
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Arrays:
-        """Returns the numbers of the vector."""
+    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+        """Returns the numbers of the vector; of a sparse one, those that are not 0 with their places."""
         ((vector,),) = outputs
-        return Arrays(vector.float())
+        # A standard form shortens vectors before they are written.
+        return (
+            word_weights(vector.float()) if self.pooling.sparse and asked.part.form is None else Arrays(vector.float())
+        )
