@@ -176,9 +176,7 @@ def test_an_error_is_one_for_the_official_client(embedder: Worker) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client(embedder).embeddings.create(model="net", input=["a", TOO_LONG])
     assert raised.value.param == "input[1]"
-    with pytest.raises(
-        openai.NotFoundError, match="v1/embed, v1/embed_sparse, v1/models, and the"
-    ):
+    with pytest.raises(openai.NotFoundError, match="v1/embed, v1/embed_sparse, v1/models, and the"):
         client(embedder).completions.create(model="net", prompt="a")
     assert one(embedder, "v1/embeddings", b"{")[1]["error"]["message"].startswith("the body must be a JSON object")
 
