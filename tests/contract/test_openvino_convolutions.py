@@ -15,6 +15,7 @@ CORE = ov.Core()
 ONE_COLUMN = (8, 48, 64, (4, 4), (4, 4), (0, 0), (40, 6))
 FULL_BLOCKS = (33, 24, 32, (8, 8), (8, 8), (0, 0), (16, 24))
 ONE_COLUMN_OF_BYTES = (1, 8, 48, (32, 32), (1, 32), (16, 0), (79, 32))
+ONE_COLUMN_AND_A_REST_OF_BYTES = (1, 8, 48, (32, 32), (1, 32), (16, 0), (79, 40))
 FULL_BLOCKS_OF_BYTES = (8, 32, 24, (16, 16), (2, 4), (0, 0), (24, 24))
 
 
@@ -54,8 +55,20 @@ def error(model: ov.Model, x: np.ndarray, expected: np.ndarray, hint: str) -> tu
 
 @pytest.mark.parametrize(
     ("case", "in_bytes"),
-    [(ONE_COLUMN, False), (ONE_COLUMN_OF_BYTES, True), (FULL_BLOCKS, False), (FULL_BLOCKS_OF_BYTES, True)],
-    ids=["one column", "one column in 8 bits", "full blocks", "full blocks in 8 bits"],
+    [
+        (ONE_COLUMN, False),
+        (ONE_COLUMN_OF_BYTES, True),
+        (ONE_COLUMN_AND_A_REST_OF_BYTES, True),
+        (FULL_BLOCKS, False),
+        (FULL_BLOCKS_OF_BYTES, True),
+    ],
+    ids=[
+        "one column",
+        "one column in 8 bits",
+        "one column and a rest in 8 bits",
+        "full blocks",
+        "full blocks in 8 bits",
+    ],
 )
 def test_kernels_for_amx_are_wrong_and_wider_ones_right(case: tuple, in_bytes: bool) -> None:
     model, x, expected = convolution(*case, in_bytes=in_bytes)
@@ -67,6 +80,13 @@ def test_kernels_for_amx_are_wrong_and_wider_ones_right(case: tuple, in_bytes: b
     right, kernel = error(model, x, expected, hint)
     assert right < 0.02
     assert kernel.endswith("i8" if in_bytes else "bf16") or "amx" not in kernel
+
+
+def test_what_no_kernel_reads_changes_nothing() -> None:
+    model, x, expected = convolution(*ONE_COLUMN)
+    x[..., 4:] = np.inf
+    widen_kernels(model, PassContext())
+    assert error(model, x, expected, "f32")[0] < 1e-5
 
 
 def test_eager_pytorch_is_wrong_in_bfloat16_too() -> None:

@@ -16,6 +16,7 @@ from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.tune.candidates import Engine
 from torchserve_openvino.tune.proof import Answer, difference
 
+Tell = Callable[[str], None]
 _ROUNDS = 5
 # A call is repeated within a round until it took so long: short ones are noisy.
 _LEAST_MS = 60.0
@@ -113,7 +114,7 @@ def profile(
     bodies: Sequence[Body],
     sizes: Sequence[int],
     environment: Mapping[str, str],
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> Profile:
     """Proves and times engines.
 

@@ -7,31 +7,29 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.bench.bodies import Body, content_type
 from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
-from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.threads import usable_cores
-from torchserve_openvino.tune import candidates, keys
-from torchserve_openvino.tune.archives import EAGER, Variants
+from torchserve_openvino.tune import candidates
+from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.candidates import Candidate, Engine
-from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
-from torchserve_openvino.tune.profile import Process, Profile, WorkerFailedError, profile
-from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.first_stage import FirstStage
+from torchserve_openvino.tune.options import Option
+from torchserve_openvino.tune.profile import Profile, Tell
 from torchserve_openvino.tune.search import Choice, RejectedError, Search, Standing
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import Bench, Trial, environment_for
 
 # Real servers are measured for the present configuration and so many others.
 _RIVALS = 4
-_SIZES = (1, 2, 4, 8, 16, 32)
 # The seed of its arrivals: of no round.
 _CONFIRMATION = 900
 
@@ -80,18 +78,17 @@ class Session:
     requests: Sequence[Body]
     settings: Settings
     state: Path
-    tell: Callable[[str], None]
+    tell: Tell
 
     def plan(self, variants: Variants) -> str:
         """Returns what will be done, in a few lines."""
-        present = self._present(variants)
-        engines = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task))
-        options = self._options(variants)
+        stage = self._first_stage(variants, {})
+        options = stage.options()
         further = f" Before that, one by one: {'; '.join(map(str, options))}." if options else ""
         return (
             f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
-            f"Present: {present}.\n"
-            f"1. {len(engines)} ways to compute are proven against eager PyTorch and timed in turns.{further}\n"
+            f"Present: {stage.present}.\n"
+            f"1. {len(stage.engines())} ways to compute are proven against eager PyTorch and timed in turns.{further}\n"
             f"2. The present configuration and the {_RIVALS} most promising others are measured on real servers, in "
             f"rounds, at most {self.settings.trials} starts, about {self.settings.minutes:g} minutes.\n"
             "3. The winner is started once more, and its rate must hold in five windows in a row."
@@ -108,13 +105,13 @@ class Session:
             ConfigError: No request is answered, or eager PyTorch does not load.
         """
         begin = time.monotonic()
-        present = self._present(variants)
         environment = environment_for(scratch / "cache")
-        expected = self._expected(variants, environment)
+        stage = self._first_stage(variants, environment)
+        present, expected = stage.present, stage.expected
         state = State(self.state, self._fingerprint(variants))
         known = state.profile
         if known is None:
-            known = self._profiled(variants, present, expected, environment)
+            known = stage.run()
             state.keep_profile(known)
         rivals = candidates.ranked(present, known.times, self.settings, self.cores, _RIVALS)
         predicted = dict(rivals)
@@ -142,101 +139,13 @@ class Session:
         result.seconds = time.monotonic() - begin
         return result
 
-    def _profiled(
-        self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
-    ) -> Profile:
-        options, effects = self._compared_options(variants, present, expected, environment)
-        engines = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task), options)
-        sizes = self.settings.batch_sizes or list(_SIZES)
-        known = self._timed(engines, sizes, variants, present, expected, environment)
-        if options and not any(engine.options for engine in known.times):
-            # Each of them gave right answers, but not together.
-            plain = candidates.engines(present, self.cores, self._precisions(variants.config, variants.task))
-            rejected = known.rejected
-            known = self._timed(plain, sizes, variants, present, expected, environment)
-            known.rejected = {**rejected, **known.rejected}
-        known.options = effects
-        return known
-
-    def _compared_options(
-        self, variants: Variants, present: Candidate, expected: Sequence[Answer], environment: dict[str, str]
-    ) -> tuple[tuple[Option, ...], dict[str, str]]:
-        """Returns the values of further keys that make calls faster, each by itself, and what all of them did."""
-        options = self._options(variants)
-        if not options:
-            return (), {}
-        plain = Engine(present.engine.precision, self.cores)
-        ways = {option: Engine(plain.precision, plain.threads, options=(option,)) for option in options}
-        engines = [plain, *ways.values()]
-        known = self._timed(engines, self._few_sizes(), variants, present, expected, environment)
-        effects = {
-            option: effect(known.rounds[plain], known.rounds[way])
-            for option, way in ways.items()
-            if plain in known.times and way in known.times
-        }
-        results = {option: f"{ratio} times as fast" for option, ratio in effects.items()}
-        out = {option: known.rejected.get(way, "not timed") for option, way in ways.items() if option not in effects}
-        return worth_taking(effects), {str(option): (results | out)[option] for option in options}
-
-    def _timed(
-        self, engines: Sequence[Engine], sizes: Sequence[int], variants: Variants, present: Candidate,
-        expected: Sequence[Answer], environment: dict[str, str],
-    ) -> Profile:  # fmt: skip
-        """Proves engines, and times calls of so many requests."""
-        archives = {engine: variants.make(self._engine_changes(engine, present, variants)) for engine in engines}
-        try:
-            return profile(archives, expected, self.requests, sizes, environment, self.tell)
-        finally:
-            for path in archives.values():
-                path.unlink()
-
-    def _few_sizes(self) -> list[int]:
-        """Returns the smallest and a middle batch size."""
-        sizes = sorted(self.settings.batch_sizes or _SIZES)
-        return sorted({sizes[0], sizes[len(sizes) // 2]})
-
-    def _options(self, variants: Variants) -> list[Option]:
-        return offered(variants.config, variants.task, self.settings.options)
-
     @property
     def cores(self) -> int:
         """Cores that all workers share."""
         return min(self.settings.cores or usable_cores(), usable_cores())
 
-    def _present(self, variants: Variants) -> Candidate:
-        return candidates.present_of(variants.config, self.cores)
-
-    def _precisions(self, config: Mapping[str, Any], task: str) -> list[str]:
-        if task == TEXT_GENERATOR and self.settings.precisions is None:
-            # Its precision is that of its weights, one of the further keys.
-            return [candidates.precision_of(config)]
-        names = self.settings.precisions or ["f32", "bf16x3", "bf16"]
-        # OpenVINO's own property, if the YAML sets that, has no bf16x3.
-        pinned = candidates.precision_is_pinned(config)
-        return [name for name in names if unsupported(name, "CPU") is None and not (pinned and name == BF16X3)]
-
-    def _engine_changes(self, engine: Engine, present: Candidate, variants: Variants) -> dict[keys.KeyPath, Any]:
-        # One worker: each process of the first stage stands for one.
-        largest = present.batch_size if present.joins else max(self.settings.batch_sizes or _SIZES)
-        alone = replace(present, engine=engine, workers=1, batch_size=largest)
-        changed = candidates.changes(alone, present, variants.config)
-        return {**changed, (*keys.OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
-
-    def _expected(self, variants: Variants, environment: dict[str, str]) -> list[Answer]:
-        self.tell("what eager PyTorch answers")
-        archive = variants.make(EAGER)
-        try:
-            with Process(archive, self.requests, environment) as process:
-                answers = process.answers()
-        except WorkerFailedError as error:
-            raise ConfigError(f"eager PyTorch cannot serve it: {error}", place=str(self.archive)) from error
-        finally:
-            archive.unlink()
-        for body, answer in zip(self.requests, answers, strict=True):
-            if answer.status != 200:
-                text = answer.body[:300].decode(errors="replace")
-                raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", place=str(body.path))
-        return answers
+    def _first_stage(self, variants: Variants, environment: Mapping[str, str]) -> FirstStage:
+        return FirstStage(variants, self.requests, self.settings, self.cores, environment, self.tell)
 
     def _fingerprint(self, variants: Variants) -> str:
         parts = [variants.text, self.settings.model_dump_json(), *(str(body.path) for body in self.requests)]

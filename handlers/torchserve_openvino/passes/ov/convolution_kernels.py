@@ -5,13 +5,13 @@ Two kinds of convolutions give wrong results, without a message, where the CPU p
 
 - one whose result has a single column and several rows, with a stride along the width:
   ``nn.Conv2d(48, 64, 4, stride=4)`` of a picture that is 4 to 7 pixels wide. The stride has no meaning then: it becomes
-  1, and the kernel as wide as its input.
+  1, and columns that the kernel does not read are cut off.
 - one of less than 32 channels (64 in 8 bits) whose rows of weights, ``width * channels``, fill several blocks of 32
   (64) exactly: patches of 8 x 8 of 24 channels, ``nn.Conv1d(8, 64, 16)``. Such a kernel gets a column of zeros.
 
 The columns that are added have weights of 0, and the padding behind the input grows by as many, so that the result
-stays the same. Which precision computes is not known here; in float32 the kernels cost their additional columns.
-tests/contract/test_openvino_convolutions.py shows both faults.
+stays the same as long as what they read is finite (docs/limits.md). Which precision computes is not known here; in
+float32 the kernels cost their additional columns. tests/contract/test_openvino_convolutions.py shows both faults.
 """
 
 import numpy as np
@@ -53,9 +53,11 @@ def _widen(node: ov.Node) -> bool:
     columns, inside = node.get_output_partial_shape(0)[-1], value.get_partial_shape()[-1]
     wider = width
     if columns == 1 and inside.is_static and strides[-1] > 1:
-        whole = inside.get_length() + begin[-1] + end[-1]
-        wider = -(-(whole - 1) // dilation) + 1
-        end[-1] += (wider - 1) * dilation + 1 - whole
+        reads = (width - 1) * dilation + 1 - begin[-1]
+        if 0 < reads < inside.get_length():
+            # Zeros in the kernel would do as well, but 0 times infinity is NaN.
+            value = ops.slice(value, [0], [reads], [1], [-1]).output(0)
+        end[-1] = reads - min(reads, inside.get_length())
         strides[-1] = 1
     if _fills_blocks(wider * channels, channels, _BLOCK_OF_BYTES if _is_of_bytes(weights) else _BLOCK):
         wider += 1

@@ -1,0 +1,149 @@
+"""First stage of the tuner, without servers: which ways to compute are right, and how fast each of them is."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from torchserve_openvino.bench.bodies import Body
+from torchserve_openvino.bench.statistics import Interval
+from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
+from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.tune import candidates
+from torchserve_openvino.tune.archives import EAGER, Variants
+from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.keys import OPENVINO, KeyPath
+from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
+from torchserve_openvino.tune.profile import Process, Profile, Tell, WorkerFailedError, profile
+from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.settings import Settings
+
+_SIZES = (1, 2, 4, 8, 16, 32)
+K = TypeVar("K", bound=Hashable)
+
+
+class FirstStage:
+    """Proves ways to compute against eager PyTorch, and times them in turns, each in a process of its own.
+
+    Args:
+        variants: The archive.
+        requests: Bodies to answer.
+        settings: What to try.
+        cores: Cores that all workers share.
+        environment: Of each process.
+        tell: Gets a line of progress.
+    """
+
+    def __init__(
+        self, variants: Variants, requests: Sequence[Body], settings: Settings, cores: int,
+        environment: Mapping[str, str], tell: Tell,
+    ) -> None:  # fmt: skip
+        self._variants, self._requests, self._settings = variants, requests, settings
+        self._cores, self._environment, self._tell = cores, environment, tell
+        self.present = candidates.present_of(variants.config, cores)
+
+    @cached_property
+    def expected(self) -> list[Answer]:
+        """Eager PyTorch's answers to the requests.
+
+        Raises:
+            ConfigError: It does not load, or does not answer a request.
+        """
+        self._tell("what eager PyTorch answers")
+        archive = self._variants.make(EAGER)
+        try:
+            with Process(archive, self._requests, self._environment) as process:
+                answers = process.answers()
+        except WorkerFailedError as error:
+            raise ConfigError(f"eager PyTorch cannot serve it: {error}", place=self._variants.name) from error
+        finally:
+            archive.unlink()
+        for body, answer in zip(self._requests, answers, strict=True):
+            if answer.status != 200:
+                text = answer.body[:300].decode(errors="replace")
+                raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", place=str(body.path))
+        return answers
+
+    def options(self) -> list[Option]:
+        """Returns the values of further keys to try."""
+        return offered(self._variants.config, self._variants.task, self._settings.options)
+
+    def engines(self, options: tuple[Option, ...] = ()) -> list[Engine]:
+        """Returns the ways to compute, all but the present one with some values of further keys."""
+        return candidates.engines(self.present, self._cores, self._precisions(), options)
+
+    def run(self) -> Profile:
+        """Returns what all ways to compute do, with the values of further keys that make calls faster."""
+        options, effects = self._options_worth_taking()
+        sizes = self._settings.batch_sizes or list(_SIZES)
+        result = self._timed(self.engines(options), sizes)
+        if options and not any(engine.options for engine in result.times):
+            # Each of them gave right answers, but not together.
+            rejected = result.rejected
+            result = self._timed(self.engines(), sizes)
+            result.rejected = {**rejected, **result.rejected}
+        result.options = effects
+        return result
+
+    def effects(self, ways: Mapping[K, Engine]) -> dict[K, Interval | str]:
+        """Returns how many times as fast calls are in other ways, all else equal, or why a way is out.
+
+        Args:
+            ways: Each differs from the present precision on all cores in one respect.
+        """
+        plain = Engine(self.present.engine.precision, self._cores)
+        known = self._timed([plain, *ways.values()], self._few_sizes())
+        if plain not in known.times:
+            return dict.fromkeys(ways, f"nothing to compare with: {known.rejected.get(plain, 'not timed')}")
+        return {
+            name: effect(known.rounds[plain], known.rounds[engine])
+            if engine in known.times
+            else known.rejected.get(engine, "not timed")
+            for name, engine in ways.items()
+        }
+
+    def _options_worth_taking(self) -> tuple[tuple[Option, ...], dict[str, str]]:
+        """Returns the values of further keys that make calls faster, each by itself, and what all of them did."""
+        options = self.options()
+        if not options:
+            return (), {}
+        effects = self.effects({
+            option: Engine(self.present.engine.precision, self._cores, options=(option,)) for option in options
+        })  # fmt: skip
+        told = {
+            str(option): f"{found} times as fast" if isinstance(found, Interval) else found
+            for option, found in effects.items()
+        }
+        return worth_taking({option: each for option, each in effects.items() if isinstance(each, Interval)}), told
+
+    def _timed(self, engines: Sequence[Engine], sizes: Sequence[int]) -> Profile:
+        """Proves engines, and times calls of so many requests."""
+        expected = self.expected
+        archives = {engine: self._variants.make(self._changes(engine)) for engine in engines}
+        try:
+            return profile(archives, expected, self._requests, sizes, self._environment, self._tell)
+        finally:
+            for path in archives.values():
+                path.unlink()
+
+    def _changes(self, engine: Engine) -> dict[KeyPath, Any]:
+        # One worker: each process stands for one.
+        largest = self.present.batch_size if self.present.joins else max(self._settings.batch_sizes or _SIZES)
+        alone: Candidate = replace(self.present, engine=engine, workers=1, batch_size=largest)
+        changed = candidates.changes(alone, self.present, self._variants.config)
+        return {**changed, (*OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
+
+    def _few_sizes(self) -> list[int]:
+        """Returns the smallest and a middle batch size."""
+        sizes = sorted(self._settings.batch_sizes or _SIZES)
+        return sorted({sizes[0], sizes[len(sizes) // 2]})
+
+    def _precisions(self) -> list[str]:
+        config = self._variants.config
+        if self._variants.task == TEXT_GENERATOR and self._settings.precisions is None:
+            # Its precision is that of its weights, one of the further keys.
+            return [candidates.precision_of(config)]
+        names = self._settings.precisions or ["f32", "bf16x3", "bf16"]
+        # OpenVINO's own property, if the YAML sets that, has no bf16x3.
+        pinned = candidates.precision_is_pinned(config)
+        return [name for name in names if unsupported(name, "CPU") is None and not (pinned and name == BF16X3)]
