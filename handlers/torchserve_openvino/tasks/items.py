@@ -19,11 +19,11 @@ from torchserve_openvino.errors import (
     NotExplainedError,
 )  # fmt: skip
 from torchserve_openvino.report.progress import begin_step
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.worker.task import TaskHandler
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class ItemHandler(TaskHandler):
     def warm_decoding(self) -> None:
         """Runs, before READY, what makes the first request that is decoded slower than those that follow."""
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        models = super()._prepare(threads, batch_size)
+    def _prepare(self, context: WorkerContext) -> Models | None:
+        models = super()._prepare(context)
         begin_step("warming the decoding of requests")
         self.warm_decoding()
         return models

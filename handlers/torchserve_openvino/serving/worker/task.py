@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.worker.worker import Worker
 
@@ -55,9 +55,9 @@ class TaskWorker(Worker):
         """Lets the task do what follows READY."""
         self.handler._started(context)
 
-    def prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def prepare(self, context: WorkerContext) -> Models | None:
         """Compiles the task's models."""
-        return self.handler._prepare(threads, batch_size)
+        return self.handler._prepare(context)
 
     def seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
         """Returns the calls that the task makes for samples."""
@@ -155,8 +155,8 @@ class TaskHandler(OpenVINOHandler):
     def _started(self, context: Any) -> None:
         """Does what has to be done once the worker is READY."""
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        return Worker.prepare(self._openvino, threads, batch_size)
+    def _prepare(self, context: WorkerContext) -> Models | None:
+        return Worker.prepare(self._openvino, context)
 
     def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
         return Worker.seen(self._openvino, samples, sizes)
