@@ -1,13 +1,14 @@
 """Compiles all models of one handler: ``self.model``, and the modules and methods that the handler calls directly."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.method_compiler import MethodCompiler, compiler_of
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
 from torchserve_openvino.serving.prepare import Preparation, Prepared, probe_shapes
@@ -80,30 +81,35 @@ class RootModel:
     measure: Measure | None = None
 
 
-def prepare_models(root: RootModel, seen: Seen, context: WorkerContext) -> Models:
+def prepare_models(
+    root: RootModel, seen: Seen, context: WorkerContext, method_compilers: Sequence[MethodCompiler] = ()
+) -> Models:
     """Compiles and verifies the models, and redirects the handler's calls of parts to the compiled ones.
 
     Args:
         root: ``self.model``.
         seen: Calls that the samples showed, modules that the YAML names, and those whose inputs a task declares.
         context: What the worker knows.
+        method_compilers: Compile some methods in another way than as one graph.
 
     Raises:
         VerificationError: See `Preparation.run`.
     """
     calls = {path: unique(some) for path, some in seen.calls.items()}
     models = Models(None, CompileReport(Tracker()))
-    generates = [path for path, part in seen.parts.items() if isinstance(part, MethodGraph) and part.generates]
+    compilers = {path: compiler_of(part, method_compilers) for path, part in seen.parts.items()}
     if root.eager is not None:
         # Samples that only call other modules show nothing about `self.model`.
-        idle = (calls or generates) and ROOT not in calls and not root.declared
+        idle = (calls or any(compilers.values())) and ROOT not in calls and not root.declared
         models.root = _prepared_root(root, calls.get(ROOT, []), context, idle=bool(idle))
         models.report = models.root.report
     context = replace(context, tracker=models.report.tracker)
     for path, module in seen.parts.items():
-        if path in generates:
+        if (compiler := compilers[path]) is not None:
             assert isinstance(module, MethodGraph)
-            Redirected(module, _generate(models, module, path, calls.get(path, []), context))
+            method = compiler.prepare(module, [call.inputs for call in calls.get(path, [])], path, context)
+            models.parts.update(method.graphs)
+            Redirected(module, method.call)
             continue
         if module is root.eager:
             assert models.root is not None
@@ -132,15 +138,3 @@ def _prepared_root(root: RootModel, samples: Sequence[Call], context: WorkerCont
     prepared = preparation.unasked()
     prepared.report.tracker.add_note("no sample calls self.model itself; it compiles at the first request that does")
     return prepared
-
-
-def _generate(
-    models: Models, part: MethodGraph, path: str, calls: Sequence[Call], context: WorkerContext
-) -> Callable[..., Any]:
-    """Compiles the `generate` of a model of transformers, and returns what runs its calls."""
-    # Imported here: it imports transformers, which takes seconds.
-    from torchserve_openvino.generation.compiled.method import prepare_generate
-
-    graphs, call = prepare_generate(part.owner, part.function, [each.inputs for each in calls], path, context)
-    models.parts.update(graphs)
-    return call

@@ -24,7 +24,7 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
-from torchserve_openvino.serving.worker.task import TaskHandler
+from torchserve_openvino.tasks.handler import TaskHandler
 
 logger = logging.getLogger(__name__)
 

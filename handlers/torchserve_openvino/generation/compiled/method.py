@@ -17,8 +17,8 @@ from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.generation.parts import prepare_parts
 from torchserve_openvino.generation.text.compiled import check, places_of, sizes_of
-from torchserve_openvino.serving.compilation import Prepared
 from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.method_compiler import PreparedMethod
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Generate:
 
 def prepare_generate(
     model: Any, function: Callable[..., Any], seen: Sequence[Inputs], path: str, context: WorkerContext
-) -> tuple[dict[str, Prepared], Generate]:
+) -> PreparedMethod:
     """Compiles the graphs of a model that generates, and compares what they generate with eager PyTorch.
 
     Args:
@@ -78,7 +78,7 @@ def prepare_generate(
         context: What the worker knows; its tracker records everything for the report.
 
     Returns:
-        The graphs by name, and what runs calls.
+        What runs calls, and the graphs by name.
 
     Raises:
         ConfigError: A setting does not fit.
@@ -127,7 +127,7 @@ def prepare_generate(
             logger.warning("%s", message)
     else:
         tracker.set_config("generate", _facts(generation))
-    return parts, made
+    return PreparedMethod(made, parts)
 
 
 def _check_model(model: Any, path: str) -> None:

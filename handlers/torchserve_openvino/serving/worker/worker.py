@@ -17,6 +17,7 @@ from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.method_compiler import MethodCompiler
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, RootModel, prepare_models
 from torchserve_openvino.serving.observation.load import observed_load, save_report
@@ -56,6 +57,11 @@ class Worker(Answering):
     def __init__(self, handler: Any, mixin: Any, replaces: Callable[[Path, str], None] | None = None) -> None:
         super().__init__(handler, mixin)
         self._replaces = replaces
+
+    @property
+    def method_compilers(self) -> tuple[MethodCompiler, ...]:
+        """What compiles some methods that the YAML names in another way than as one graph."""
+        return type(self.handler)._openvino_method_compilers
 
     # --- what a shipped task does in another way -----------------------------------------------------------------
 
@@ -99,7 +105,7 @@ class Worker(Answering):
         )
         samples = read_samples(self.model_dir, section.warmup.samples)
         sizes = batch_sizes(section, context.batch_size, context.threads.streams)
-        models = prepare_models(root, self.seen(samples, sizes), context)
+        models = prepare_models(root, self.seen(samples, sizes), context, self.method_compilers)
         self.report = self.own_code.report = models.report
         if self.report.tracker.config.get("precision_choice", {}).get("chosen") == "int8":
             self.eager_model = self.quantized

@@ -23,8 +23,8 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import explains, identified
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.serving.worker.task import TaskHandler
 from torchserve_openvino.tasks.catalog import TASKS
+from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together

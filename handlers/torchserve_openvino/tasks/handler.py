@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
 from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.handler import HandlerBase
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.requests.envelopes import Envelope
@@ -90,7 +91,7 @@ class _OfWorker:
         return self if task is None else getattr(task._openvino, self._name)
 
 
-class TaskHandler(OpenVINOHandler):
+class TaskHandler(HandlerBase):
     """A handler of this package: its methods are steps of its worker, and it reads its worker's state.
 
     Attributes:
@@ -106,6 +107,8 @@ class TaskHandler(OpenVINOHandler):
     """
 
     _openvino_worker: ClassVar[type[Worker]] = TaskWorker
+    # For a handler that `handler.openvino.wrap` names.
+    _openvino_method_compilers = METHOD_COMPILERS
     freezes = False
     # The most items in one enveloped request, all of which are decoded before any is answered; None sets no limit.
     _most_items: int | None = None
