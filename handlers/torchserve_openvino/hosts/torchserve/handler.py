@@ -23,4 +23,5 @@ class OpenVINOHandler(HandlerBase):
     @classmethod
     def __subclasshook__(cls, other: Any) -> Any:
         """Counts shipped tasks and wrapped handlers in, which derive from the same base."""
-        return issubclass(other, HandlerBase) if cls is OpenVINOHandler else NotImplemented
+        # Not by `issubclass`, which asks all subclasses of the base, this one among them.
+        return True if cls is OpenVINOHandler and HandlerBase in other.__mro__ else NotImplemented
