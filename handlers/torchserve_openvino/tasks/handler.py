@@ -72,10 +72,6 @@ class TaskWorker(Worker):
         """Returns the task's answers."""
         return self.handler._answered(items, context, owners)
 
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """Returns the task's answers to items."""
-        return self.handler.answer_items(items, context)
-
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch in an envelope, as the task does."""
         return self.handler.handle_envelope(envelope, data, context)
@@ -140,8 +136,8 @@ class TaskHandler(HandlerBase):
         return Worker.servable(self._openvino, model)
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """Returns an answer or `ItemError` for each item."""
-        return Worker.answer_items(self._openvino, items, context)
+        """Returns an answer or `ItemError` for each item; a task overrides this, or `_answered`."""
+        raise NotImplementedError
 
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch of requests that came in one of TorchServe's envelopes."""
@@ -168,7 +164,8 @@ class TaskHandler(HandlerBase):
         return Worker.summary(self._openvino, models)
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        return Worker.answered(self._openvino, items, context, owners)
+        self._openvino.counters.add("items", len(items))
+        return self.answer_items(items, context)
 
     def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
         return self._openvino.accounted(context, answer)
