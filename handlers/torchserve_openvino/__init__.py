@@ -6,8 +6,9 @@ y = compiled(x)
 print(compiled.report.to_text())
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend import CompiledModule, compile
@@ -37,11 +38,7 @@ _HOMES = {
     "OpenVINOHandler": "torchserve_openvino.hosts.torchserve.handler",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes_of(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from itertools import accumulate
 from typing import Any, Literal
 
+from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.host.metrics import HostMetrics
 
 Phase = Literal["queue", "decode", "inference", "encode"]
@@ -22,7 +23,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     SIZE: (1, 2, 4, 8, 16, 32, 64),
 }
 # Set by proxies (nginx and others): when they got the request.
-_ARRIVED = ("x-request-start", "X-Request-Start")
+_ARRIVED = "X-Request-Start"
 # Clocks of two machines differ; a wait of more than this is none.
 _LONGEST_WAIT = 3600.0
 
@@ -218,11 +219,11 @@ def _waits(context: Any, size: int) -> list[float | None]:
 
 
 def _wait(context: Any, place: int, now: float) -> float | None:
-    text = next((each for name in _ARRIVED if (each := context.get_request_header(place, name))), None)
+    text = request_header(context, place, _ARRIVED)
     if text is None:
         return None
     try:
-        number = float(str(text).removeprefix("t="))
+        number = float(text.removeprefix("t="))
     except ValueError:
         return None
     # In seconds, milliseconds or microseconds.
