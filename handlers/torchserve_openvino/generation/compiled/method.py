@@ -54,8 +54,8 @@ class Generate:
         Raises:
             OutsideDeclaredError: The graphs do not serve it, and such calls are refused.
         """
-        given = self._arguments.named(args, kwargs)
-        if why := self._arguments.why_not(given, self._generation.sizes, self._generation.layout):
+        arguments = self._arguments.named(args, kwargs)
+        if why := self._arguments.why_not(arguments, self._generation.sizes, self._generation.layout):
             if self._refuses:
                 raise OutsideDeclaredError(
                     f"{why}; handler.openvino.batching.outside: compile serves it in eager PyTorch"
@@ -113,9 +113,9 @@ def prepare_generate(
                 f"or remove {path!r}, or set {_OUTSIDE} to serve it in eager PyTorch."
             )
     parts = prepare_parts(generation.parts(), replace(context, config=_in_precision(config)), path)
-    made = Generate(model, function, generation, arguments, refuses=refuses)
+    generate = Generate(model, function, generation, arguments, refuses=refuses)
     if config.openvino.verify.against != "off":
-        trials = Trials(model, function, made, generation, section.proof_tokens)
+        trials = Trials(model, function, generate, generation, section.proof_tokens)
         served = [call for call in calls if not arguments.why_not(call, generation.sizes, generation.layout)]
         proof = trials.run(served, section.computation, config.openvino.verify)
         tracker.verify.state(proof.to_verify(), path)
@@ -127,7 +127,7 @@ def prepare_generate(
             logger.warning("%s", message)
     else:
         tracker.set_config("generate", _facts(generation))
-    return PreparedMethod(made, parts)
+    return PreparedMethod(generate, parts)
 
 
 def _check_model(model: Any, path: str) -> None:
@@ -158,10 +158,9 @@ def _sizes(
         return Sizes(places, batches=batches, texts=sizes_of(model.config, section, places).texts)
     shapes = {tuple(source.shape[1:]) for call in calls if (source := arguments.source(call)) is not None}
     if len(shapes) != 1:
-        found = " and ".join(map(str, map(list, sorted(shapes)))) or "none"
+        seen = " and ".join(map(str, map(list, sorted(shapes)))) or "none"
         raise ModelLoadError(
-            f"{_KEY} names {path!r}, whose encoder needs one shape of {model_input(model)}; "
-            f"warmup.samples show {found}."
+            f"{_KEY} names {path!r}, whose encoder needs one shape of {model_input(model)}; warmup.samples show {seen}."
         )
     return Sizes(places, batches=batches, features=shapes.pop())
 
