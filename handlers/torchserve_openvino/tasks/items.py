@@ -150,11 +150,11 @@ class ItemHandler(TaskHandler):
             return [self.explanation(value) for value in some]
 
         # One by one, so that an explanation is not computed again after another has failed.
-        found = (
+        explanations = (
             run_isolated([value], run, lambda _, error: server_fault(error), self._openvino.counters)
             for value in values
         )
-        return [answer for answers in found for answer in answers]
+        return [answer for answers in explanations for answer in answers]
 
     def in_eager(self, name: str, run: Callable[[], T]) -> T:
         """Returns the result of ``run``, which computes with the eager model, and counts it as that.

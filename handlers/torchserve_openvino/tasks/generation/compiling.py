@@ -66,20 +66,20 @@ def open_compiled(folder: Path, context: WorkerContext, prompts: list[list[int]]
     assert config.backend is not None
     compiled.check(section, config.backend.options.device, why)
     settings = load_config(folder)
-    places = compiled.places_of(settings, section.max_length)
+    max_length = compiled.places_of(settings, section.max_length)
     model = load_model(folder, loader_of(TASKS["text_generator"], settings.to_dict())).float()
-    generation = CompiledGeneration(model, compiled.sizes_of(settings, section, places))
+    generation = CompiledGeneration(model, compiled.sizes_of(settings, section, max_length))
     count = compiled.running_at_once(section, generation.bytes_of_a_sequence())
     loaded = time.perf_counter()
     # Steps of the engine are no requests, which the worker counts.
     of_engine = replace(context, config=_in_precision(config), counters=Counters())
     models = compile_parts(generation.parts(), of_engine)
-    made, tracker = time.perf_counter(), models.report.tracker
+    compiled_at, tracker = time.perf_counter(), models.report.tracker
     eos = end_tokens(folder)
     rules = Rules(model.generation_config, eos, encodes=generation.layout.encodes)
     for name in rules.unsupported:
         tracker.add_note(f"generation_config.json: {name} has no effect here")
-    limits = StepLimits(places, section.max_waiting, eos, count, generation.layout.vocabulary)
+    limits = StepLimits(max_length, section.max_waiting, eos, count, generation.layout.vocabulary)
     engine = SteppingEngine(CompiledSteps(generation), limits, rules)
     try:
         proof = _proven(engine, generation, config, prompts, limits)
@@ -87,7 +87,7 @@ def open_compiled(folder: Path, context: WorkerContext, prompts: list[list[int]]
     except BaseException:
         engine.close()
         raise
-    seconds = {"load": loaded - started, "prepare": made - loaded, "proof": time.perf_counter() - made}
+    seconds = {"load": loaded - started, "prepare": compiled_at - loaded, "proof": time.perf_counter() - compiled_at}
     for name, value in seconds.items():
         tracker.add_timing(f"generate_{name}_seconds", value)
     if proof is not None:
@@ -106,7 +106,7 @@ def _in_precision(config: ServingConfig) -> ServingConfig:
 
 
 def _proven(
-    engine: SteppingEngine, generation: CompiledGeneration, config: ServingConfig, given: list[list[int]],
+    engine: SteppingEngine, generation: CompiledGeneration, config: ServingConfig, configured: list[list[int]],
     limits: StepLimits,
 ) -> Proof | None:  # fmt: skip
     """Compares tokens and logits with eager PyTorch's; None where `verify.against` is ``off``."""
@@ -114,7 +114,7 @@ def _proven(
     if verify.against == "off":
         return None
     vocabulary = generation.layout.vocabulary
-    prompts, count = proof_prompts(given, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
+    prompts, count = proof_prompts(configured, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
     references = compiled.referred(EagerSteps(generation.model), prompts, count)
     logits = compiled.near(CompiledSteps(generation), references)
     served: Any = FullSequence(engine, count) if generation.layout.encodes else engine

@@ -130,8 +130,8 @@ def _on_openvino(source: EngineSource) -> Generator:
             raise
         choice = Choice("compile", str(error))
     logger.info("generate.engine: compile, because %s", choice.why)
-    made = open_compiled(source.folder, source.context, prompts, choice.why)
-    return Generator(made.engine, made.tracker, made.facts)
+    opened = open_compiled(source.folder, source.context, prompts, choice.why)
+    return Generator(opened.engine, opened.tracker, opened.facts)
 
 
 def _may_compile(config: ServingConfig) -> bool:

@@ -131,10 +131,10 @@ class TextGenerator(HubHandler):
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with what generates and what it does now."""
-        found = super().describe_handle()
+        report = super().describe_handle()
         if self._kept is not None:
-            found["generate"] = {**self._kept.generator.describe(), **self._frontend}
-        return found
+            report["generate"] = {**self._kept.generator.describe(), **self._frontend}
+        return report
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -227,13 +227,13 @@ class TextGenerator(HubHandler):
 
     def _together_in_engine(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         """Answers a batch: its requests run together in the engine, and the batch ends with the last of them."""
-        calls = [self._request(item, context, place) for place, item in enumerate(data)]
+        calls = [self._request(item, context, index) for index, item in enumerate(data)]
         self._count(calls)
         self._finish(calls, context, [call.streams for call in calls])
         self._check_policy(calls)
         bodies = []
-        for place, call in enumerate(calls):
-            bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
+        for index, call in enumerate(calls):
+            bodies.append(call.pieces() if call.streams else self._settled(context, index, call))
         return bodies
 
     def _alone_recorded(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
@@ -275,13 +275,13 @@ class TextGenerator(HubHandler):
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
-                for place, call in enumerate(calls):
-                    if own_requests and not call.done and is_gone(context, place):
+                for index, call in enumerate(calls):
+                    if own_requests and not call.done and is_gone(context, index):
                         call.fail(BusyError("the client hung up"))
                 pieces = {
-                    place: text
-                    for place, call in enumerate(calls)
-                    if streams[place] and call.streams and not call.done and (text := call.pieces())
+                    index: text
+                    for index, call in enumerate(calls)
+                    if streams[index] and call.streams and not call.done and (text := call.pieces())
                 }
                 if pieces:
                     torchserve_stream.send(context, pieces)
@@ -308,14 +308,14 @@ class TextGenerator(HubHandler):
 
     # --- one request ------------------------------------------------------------------------------------------
 
-    def _request(self, item: Any, context: Any, place: int) -> Call:
+    def _request(self, item: Any, context: Any, index: int) -> Call:
         """Starts what a request asks, at the endpoint that its URL names."""
-        path = path_of(context, place)
-        call = self._called(item, path) if not explains(context, place) else Call()
-        if explains(context, place):
+        path = path_of(context, index)
+        call = self._called(item, path) if not explains(context, index) else Call()
+        if explains(context, index):
             call.answer = NotExplainedError(NO_EXPLANATIONS)
         if call.exchange is not None and call.exchange.request.stream:
-            context.set_response_content_type(place, "text/event-stream")
+            context.set_response_content_type(index, "text/event-stream")
         return call
 
     def _called(self, item: Any, path: str) -> Call:
@@ -343,7 +343,7 @@ class TextGenerator(HubHandler):
             call.answer = server_fault(error)
         return call
 
-    def _settled(self, context: Any, place: int, call: Call) -> Any:
+    def _settled(self, context: Any, index: int, call: Call) -> Any:
         """Returns the body of an answer in one piece; sets its status and content type in the context."""
         answer = call.whole()
         if not isinstance(answer, ItemError):
@@ -351,13 +351,13 @@ class TextGenerator(HubHandler):
             answer = sent if isinstance(sent, ItemError) else answer
         if isinstance(answer, ItemError):
             self._openvino.counters.add(f"refused_{answer.status}")
-            set_status(context, place, answer.status)
-            context.set_response_content_type(place, "application/json")
-            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, place)
+            set_status(context, index, answer.status)
+            context.set_response_content_type(index, "application/json")
+            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, index)
         if isinstance(answer, list):
             for each in answer:
                 if isinstance(each, ItemError):
                     self._openvino.counters.add(f"refused_{each.status}")
-            set_status(context, place, status_of(answer))
-        context.set_response_content_type(place, "application/json")
+            set_status(context, index, status_of(answer))
+        context.set_response_content_type(index, "application/json")
         return sent

@@ -35,9 +35,9 @@ class PooledHead(Head):
         super().__init__(model, takes_types)
         self._pooling, self._normalises = pooling, normalises
 
-    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+    def outputs(self, output: Any, mask: torch.Tensor) -> Outputs:
         """Returns the vectors, float32 ``[batch, width]``."""
-        tokens = found.last_hidden_state
+        tokens = output.last_hidden_state
         if self._pooling == "cls":
             pooled = tokens[:, 0]
         else:
@@ -91,10 +91,10 @@ class SentenceEmbedder(TextHandler):
             return super().read(part)
         if not part.input:
             raise InvalidInputError("an empty list of token ids")
-        for place, token in enumerate(part.input):
+        for position, token in enumerate(part.input):
             if type(token) is not int or not 0 <= token < self.vocabulary:
                 raise InvalidInputError(
-                    f"token {place} is {token!r:.40}; token ids are numbers from 0 to {self.vocabulary - 1}"
+                    f"token {position} is {token!r:.40}; token ids are numbers from 0 to {self.vocabulary - 1}"
                 )
         return part.input
 
@@ -110,7 +110,7 @@ class SentenceEmbedder(TextHandler):
         ids = part.input[: self.limit] if truncates else part.input
         return Rows(part, [Row.of_tokens(ids)]) if len(ids) <= self.limit else too_long(len(ids), self.limit)
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Arrays:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Arrays:
         """Returns the numbers of the vector."""
         ((vector,),) = outputs
         return Arrays(vector.float())
