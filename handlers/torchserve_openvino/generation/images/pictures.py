@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImageSettings:
     """What a picture is made of.
 
     Attributes:
@@ -139,7 +139,7 @@ class PictureMaker:
 
     # --- making pictures ------------------------------------------------------------------------------------------
 
-    def make(self, settings: Wanted, seed: int, on_step: Progress | None = None) -> Image.Image:
+    def make(self, settings: ImageSettings, seed: int, on_step: Progress | None = None) -> Image.Image:
         """Makes one picture; equal seeds give equal pictures.
 
         Args:
@@ -187,7 +187,7 @@ class PictureMaker:
             )
         return _picture(pixels)
 
-    def _scheduler(self, settings: Wanted) -> Any:
+    def _scheduler(self, settings: ImageSettings) -> Any:
         """Returns a new scheduler, since one keeps what it did for the last picture."""
         kind = self._scheduling[settings.mode]
         if settings.scheduler is not None:
@@ -234,9 +234,9 @@ def rehearse(maker: PictureMaker, sizes: list[Size], *, guided: list[float], ste
         blank = Image.new("RGB", (size.width, size.height), "grey")
         white = Image.new("L", blank.size, 255)
         for guidance in guided:
-            plain = Wanted("a picture", size, steps, guidance)
-            picture = Wanted("a picture", size, steps, guidance, image=blank, strength=1.0)
-            masked = Wanted("a picture", size, steps, guidance, image=blank, mask=white, strength=1.0)
+            plain = ImageSettings("a picture", size, steps, guidance)
+            picture = ImageSettings("a picture", size, steps, guidance, image=blank, strength=1.0)
+            masked = ImageSettings("a picture", size, steps, guidance, image=blank, mask=white, strength=1.0)
             requests = [masked] if maker.components.inpaints_only else [plain, picture] if images else [plain]
             for each in requests:
                 try:

@@ -17,7 +17,7 @@ QUIET: Mapping[str, Any] = {"return_dict_in_generate": False, "temperature": 0.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TranscriptionSettings:
     """How a recording is transcribed. Recordings with equal ones may be transcribed together.
 
     Attributes:

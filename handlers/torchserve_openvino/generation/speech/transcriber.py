@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.speech.recordings import Passes, Segment, Sound, Transcript, Wanted
+from torchserve_openvino.generation.speech.recordings import Passes, Segment, Sound, Transcript, TranscriptionSettings
 from torchserve_openvino.generation.speech.upstream import language_names, pipeline_text, prompt_ids
 
 # Tokens at the beginning of a text: start, language, task, no timestamps.
@@ -84,7 +84,7 @@ class SpeechModel:
             return ()
         return tuple(getattr(self._settings, "task_to_id", None) or ())
 
-    def joins(self, settings: Wanted, *, short: bool) -> bool:
+    def joins(self, settings: TranscriptionSettings, *, short: bool) -> bool:
         """Whether a recording may be transcribed with others, and the text is the one that it has alone."""
         beams = settings.num_beams or getattr(self._settings, "num_beams", None) or 1
         # Longer recordings that go on from their own text are padded to each other's.
@@ -138,7 +138,7 @@ class SpeechModel:
         most = int(self.model.config.max_target_positions) // 2 - 2
         return (first, *rest[-most:])
 
-    def check(self, settings: Wanted, sound: Sound) -> None:
+    def check(self, settings: TranscriptionSettings, sound: Sound) -> None:
         """Checks that a recording can be transcribed so.
 
         Raises:
@@ -177,7 +177,7 @@ class SpeechModel:
         """Makes a recording ready."""
         return Sound(*self.extract(samples), len(samples) / self.rate)
 
-    def groups(self, sounds: Sequence[tuple[Sound, Wanted]], most: int) -> list[list[int]]:
+    def groups(self, sounds: Sequence[tuple[Sound, TranscriptionSettings]], most: int) -> list[list[int]]:
         """Returns which recordings are transcribed together, by their places.
 
         Args:
@@ -190,7 +190,7 @@ class SpeechModel:
             groups.setdefault((settings, short) if self.joins(settings, short=short) else place, []).append(place)
         return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
 
-    def transcribe(self, sounds: Sequence[Sound], settings: Wanted) -> list[Transcript]:
+    def transcribe(self, sounds: Sequence[Sound], settings: TranscriptionSettings) -> list[Transcript]:
         """Transcribes recordings together: all within a window, or all longer than one.
 
         Raises:
@@ -221,7 +221,9 @@ class SpeechModel:
     def _short(self, sound: Sound) -> bool:
         return sound.features.shape[-1] <= int(self._extractor.nb_max_frames)
 
-    def _heard(self, sound: Sound, segments: Sequence[Mapping[str, Any]], settings: Wanted) -> Transcript:
+    def _heard(
+        self, sound: Sound, segments: Sequence[Mapping[str, Any]], settings: TranscriptionSettings
+    ) -> Transcript:
         tokens = [token for segment in segments for token in segment["tokens"].tolist()]
         precision = self.window / int(self.model.config.max_source_positions)
         text, chunks = pipeline_text(self._tokenizer, tokens, settings.timestamps, precision)
@@ -237,7 +239,7 @@ class SpeechModel:
         start, end = (min(float(segment[name]), seconds) for name in ("start", "end"))
         return Segment(round(start, 3), round(end, 3), self._tokenizer.decode(tokens, skip_special_tokens=True), tokens)
 
-    def _language(self, segments: Sequence[Mapping[str, Any]], settings: Wanted) -> str:
+    def _language(self, segments: Sequence[Mapping[str, Any]], settings: TranscriptionSettings) -> str:
         names = language_names()
         if settings.language is not None:
             return names.get(settings.language[2:-2], "")

@@ -26,7 +26,7 @@ class Choice:
         before: What its text begins with, for ``echo``.
         tokens: Tokens generated.
         finish: Why it ended, ``stop`` or ``length``; None if it goes on.
-        told: Whether `ActiveRequest.deltas` has said so.
+        reported: Whether `ActiveRequest.deltas` has reported that.
         started: When it was submitted, in seconds.
         first: When its first token came.
         last: When its last one came.

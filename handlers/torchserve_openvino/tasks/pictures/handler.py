@@ -198,7 +198,7 @@ class ImageGenerator(TaskHandler):
             on_step = (
                 (lambda step, steps, at=number: events.progress(at, count, step, steps)) if request.stream else None
             )
-            data = png(self.maker.make(request.wanted, seed, on_step), seed)
+            data = png(self.maker.make(request.settings, seed, on_step), seed)
             if request.png and plain and path != _OPENAI:
                 context.set_response_content_type(index, "image/png")
                 return data

@@ -10,7 +10,7 @@ from PIL import Image
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.images.pictures import PictureMaker, Wanted
+from torchserve_openvino.generation.images.pictures import ImageSettings, PictureMaker
 from torchserve_openvino.generation.images.sizes import Size
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.hub import text_of
@@ -26,13 +26,13 @@ class ImageRequest:
     """The pictures of one request.
 
     Attributes:
-        wanted: What each is made of.
+        settings: What each is made of.
         seeds: The seed of each.
         png: Whether the answer is the picture itself, else JSON.
         stream: Whether progress is streamed.
     """
 
-    wanted: Wanted
+    settings: ImageSettings
     seeds: tuple[int, ...]
     png: bool
     stream: bool
@@ -95,7 +95,7 @@ class Limits:
             )
         picture, mask = self._pictures(parameters)
         size = self._size(size_of(parameters), picture)
-        settings = Wanted(
+        settings = ImageSettings(
             prompt,
             size,
             steps,

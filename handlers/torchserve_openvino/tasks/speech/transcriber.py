@@ -13,7 +13,7 @@ from torch import nn
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
 from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.speech.proof import made_up, prove
-from torchserve_openvino.generation.speech.recordings import Sound, Transcript, Wanted
+from torchserve_openvino.generation.speech.recordings import Sound, Transcript, TranscriptionSettings
 from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
 from torchserve_openvino.generation.text.proof import Proof
@@ -44,7 +44,7 @@ class Order:
     """A recording, and how it is transcribed."""
 
     sound: Sound
-    wanted: Wanted
+    settings: TranscriptionSettings
 
 
 class Transcriber(RecordingHandler):
@@ -191,7 +191,7 @@ class Transcriber(RecordingHandler):
 
     def decode(self, item: Part) -> Order:
         """Decodes one recording, and extracts its spectrogram."""
-        settings = self._wanted(item.parameters)
+        settings = self._settings(item.parameters)
         samples = samples_of(item.input, self.listener.rate, self.allowed)
         least = int(_SHORTEST_SECONDS * self.listener.rate)
         if len(samples) < least:
@@ -202,9 +202,9 @@ class Transcriber(RecordingHandler):
         self.listener.check(settings, sound)
         return Order(sound, settings)
 
-    def _wanted(self, parameters: SpeechParameters) -> Wanted:
+    def _settings(self, parameters: SpeechParameters) -> TranscriptionSettings:
         listener = self.listener
-        return Wanted(
+        return TranscriptionSettings(
             language=listener.language(parameters.language) if parameters.language is not None else None,
             task=listener.task(parameters.task) if parameters.task is not None else None,
             timestamps=bool(parameters.return_timestamps) or listener.timed_always,
@@ -217,16 +217,16 @@ class Transcriber(RecordingHandler):
     def predict(self, values: list[Order]) -> list[Any]:
         """Transcribes recordings that may be transcribed together, group by group."""
         answers: list[Any] = [None] * len(values)
-        for group in self.listener.groups([(each.sound, each.wanted) for each in values], self.batches[-1]):
+        for group in self.listener.groups([(each.sound, each.settings) for each in values], self.batches[-1]):
             sounds = [values[position].sound for position in group]
-            transcripts = self.listener.transcribe(sounds, values[group[0]].wanted)
+            transcripts = self.listener.transcribe(sounds, values[group[0]].settings)
             for position, answer in zip(group, transcripts, strict=True):
                 answers[position] = answer
         return answers
 
     def run_eager(self, value: Order) -> Any:
         """Transcribes one recording in eager PyTorch."""
-        return self._eager.transcribe([value.sound], value.wanted)
+        return self._eager.transcribe([value.sound], value.settings)
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Answers a batch: requests in OpenAI's form are transcribed together with others."""
