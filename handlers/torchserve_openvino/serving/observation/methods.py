@@ -102,15 +102,15 @@ class Redirected:
 
 
 @contextmanager
-def outermost(found: list[nn.Module]) -> Iterator[None]:
-    """Adds each module with weights that is called inside the context, but by no other module, to ``found``."""
+def outermost(modules: list[nn.Module]) -> Iterator[None]:
+    """Adds each module with weights that is called inside the context, but by no other module, to ``modules``."""
     depth = 0
 
     def enter(module: nn.Module, _: Any) -> None:
         nonlocal depth
         depth += not isinstance(module, MethodGraph)
-        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in found):
-            found.append(module)
+        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in modules):
+            modules.append(module)
 
     def leave(module: nn.Module, *_: Any) -> None:
         nonlocal depth

@@ -97,23 +97,23 @@ class Observer:
         try:
             for _ in range(_ROUNDS):
                 calls.clear()
-                found: dict[str, nn.Module] = {}
+                new_parts: dict[str, nn.Module] = {}
                 with self._recorders(name, calls):
-                    EagerWatch(files_of(self._handler), partial(self._find, found)).watch(lambda: self._run(items))
-                if not found:
+                    EagerWatch(files_of(self._handler), partial(self._find, new_parts)).watch(lambda: self._run(items))
+                if not new_parts:
                     break
-                self.seen.parts.update(found)
+                self.seen.parts.update(new_parts)
         finally:
             for path, some in calls.items():
                 self.seen.calls.setdefault(path, []).extend(some)
             if self._uncopied:
                 raise UncopiedCallError(self._uncopied)
 
-    def _find(self, found: dict[str, nn.Module], eager: Eager) -> None:
+    def _find(self, new_parts: dict[str, nn.Module], eager: Eager) -> None:
         """Adds a module that was called and is not known yet. Methods are not compiled, but what they call may be."""
         path = self._paths.get(id(eager.module))
         if path is not None and eager.module is not None and not eager.method:
-            found[path] = eager.module
+            new_parts[path] = eager.module
 
     @contextmanager
     def _recorders(self, name: str, calls: dict[str, list[Call]]) -> Iterator[None]:
@@ -174,13 +174,13 @@ def _named_instead(path: str, problem: str, inner: Sequence[str]) -> str:
 
 def files_of(handler: Any) -> list[str]:
     """Returns the source files of a handler's own classes, without those of this package."""
-    found = []
+    files = []
     for each in type(handler).__mro__:
         module = sys.modules.get(each.__module__)
         file = getattr(module, "__file__", None)
         if file and not each.__module__.startswith(("torchserve_openvino", "builtins")):
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
 def unique(calls: Sequence[Call]) -> list[Call]:

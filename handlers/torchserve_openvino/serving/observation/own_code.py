@@ -247,12 +247,12 @@ def _advice(path: str, eager: Eager, called: str) -> str:
 
 def _batches(samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> list[tuple[str, list[Any]]]:
     """Returns batches of each sample in each size, with a name for messages, in the order of `sizes`."""
-    made = [
+    batches = [
         (name if size == 1 else f"{name}, {size} times", [{"body": body} for _ in range(size)])
         for size in sizes
         for name, body in samples
     ]
-    return made[: max(_MAX_BATCHES, len(samples))]
+    return batches[: max(_MAX_BATCHES, len(samples))]
 
 
 @contextmanager

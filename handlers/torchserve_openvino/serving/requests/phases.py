@@ -185,15 +185,15 @@ class RequestTimes:
     def series(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Returns the same as Prometheus' series: their names and labels, with what was counted so far."""
         with self._lock:
-            found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
             histograms = [(SECONDS, (("phase", str(phase)),), each) for phase, each in self.phases.items()]
             for name, labels, histogram in [*histograms, (SIZE, (), self.sizes)]:
                 if histogram.count:
                     for bound, count in histogram.buckets().items():
-                        found[f"{name}_bucket", (*labels, ("le", bound))] = count
-                    found[f"{name}_sum", labels] = round(histogram.sum, 6)
-                    found[f"{name}_count", labels] = histogram.count
-            return found
+                        values[f"{name}_bucket", (*labels, ("le", bound))] = count
+                    values[f"{name}_sum", labels] = round(histogram.sum, 6)
+                    values[f"{name}_count", labels] = histogram.count
+            return values
 
 
 def _release(size: int, most: int) -> Release:
