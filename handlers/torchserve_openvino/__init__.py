@@ -6,14 +6,15 @@ y = compiled(x)
 print(compiled.report.to_text())
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend import CompiledModule, compile
+    from torchserve_openvino.hosts.torchserve.handler import OpenVINOHandler
     from torchserve_openvino.ops.mappings import forget_mappings, load_mappings, register_op
     from torchserve_openvino.report import CompileReport
-    from torchserve_openvino.serving.handler import OpenVINOHandler
 
 __all__ = [
     "CompileReport",
@@ -34,14 +35,10 @@ _HOMES = {
     "forget_mappings": "torchserve_openvino.ops.mappings",
     "load_mappings": "torchserve_openvino.ops.mappings",
     "register_op": "torchserve_openvino.ops.mappings",
-    "OpenVINOHandler": "torchserve_openvino.serving.handler",
+    "OpenVINOHandler": "torchserve_openvino.hosts.torchserve.handler",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes_of(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -103,10 +103,10 @@ def measure(
     handlers: Mapping[str, Any], threads: Mapping[str, Call], size: str, steps: int, pictures: int
 ) -> dict[str, Any]:
     """Times whole pictures, then each component, in turns."""
-    from torchserve_openvino.generation.images.pictures import Wanted
+    from torchserve_openvino.generation.images.pictures import ImageSettings
     from torchserve_openvino.generation.images.sizes import Size
 
-    wanted = Wanted("a cat on a table", Size.of(size), steps, 7.5)
+    wanted = ImageSettings("a cat on a table", Size.of(size), steps, 7.5)
     made = {name: np.array(handler.maker.make(wanted, 7), int) for name, handler in handlers.items()}
     whole: dict[str, Call] = {
         name: lambda handler=handler: handler.maker.make(wanted, 7) for name, handler in handlers.items()

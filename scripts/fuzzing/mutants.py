@@ -114,11 +114,12 @@ MUTANTS: dict[str, Mutant] = {
         (("backend.runtime.execute:computed_outputs", lambda _: lambda compiled: [True] * len(compiled.outputs)),),
     ),
     "closed_rows": Mutant(
-        "attention rows whose mask forbids everything are NaN", (("passes.fx.rewrite:_zero_closed_rows", _does(None)),)
+        "attention rows whose mask forbids everything are NaN",
+        (("passes.fx.closed_rows:_zero_closed_rows", _does(None)),),
     ),
     "negative_second_index": Mutant(
         "a negative value in the second index tensor is taken as it is",
-        (("passes.fx.rewrite:_count_from_start", _does(None)),),
+        (("passes.fx.negative_indices:_count_from_start", _does(None)),),
     ),
     "views_contiguous": Mutant(
         "a strided view that is returned is taken for contiguous",
@@ -126,7 +127,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "dynamic_shape": Mutant(
         "a wrong shape of a dynamic answer is neither avoided nor noticed",
-        (("passes.fx.rewrite:_keep_reduced_dimensions", _does(None)), ("backend.spec:Sizes.check", _does(None))),
+        (
+            ("passes.fx.reduced_dimensions:_keep_reduced_dimensions", _does(None)),
+            ("backend.spec:Sizes.check", _does(None)),
+        ),
         mode="dynamic",
     ),
     "shared_output_memory": Mutant(

@@ -167,7 +167,7 @@ def test_a_float_quotient_is_rounded_before_its_floor() -> None:
 
 
 def test_nan_is_greater_than_anything_and_not_less() -> None:
-    """Why ``x > y`` is rewritten as ``y < x`` (`passes/fx/rewrite.py`)."""
+    """Why ``x > y`` is rewritten as ``y < x`` (`passes/fx/comparisons.py`)."""
     x, y = np.array([np.nan, 1.0, np.nan], np.float32), np.array([1.0, np.nan, np.nan], np.float32)
     assert run(lambda a, b: ops.convert(ops.greater(a, b), "i32"), x, y).any()
     assert not run(lambda a, b: ops.convert(ops.less(a, b), "i32"), x, y).any()
@@ -175,7 +175,7 @@ def test_nan_is_greater_than_anything_and_not_less() -> None:
 
 
 def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
-    """Why such a reduction keeps its dimensions (`passes/fx/rewrite.py`)."""
+    """Why such a reduction keeps its dimensions (`passes/fx/reduced_dimensions.py`)."""
 
     def shape(keep: bool) -> list[int]:
         p = ops.parameter([-1, -1, 1], ov.Type.f32)
@@ -189,7 +189,7 @@ def test_a_reduction_of_symbolic_sizes_takes_the_shape_after_it_away() -> None:
 
 
 def test_attention_of_a_closed_row_is_nan() -> None:
-    """Why fully masked rows are set to 0 (`passes/fx/rewrite.py`)."""
+    """Why fully masked rows are set to 0 (`passes/fx/closed_rows.py`)."""
     q = np.ones((1, 1, 2, 4), np.float32)
     mask = np.array([[[[0.0, -np.inf], [-np.inf, -np.inf]]]], np.float32)
     got = run(lambda q, m: ops.scaled_dot_product_attention(q, q, q, m), q, mask)

@@ -3,8 +3,9 @@
 It does not depend on TorchServe.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.compiled import CompiledModule
@@ -21,8 +22,4 @@ _HOMES = {
     "openvino_serving": "torchserve_openvino.backend.entry",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes_of(__name__, _HOMES)

@@ -160,13 +160,13 @@ def make_settings(resolved: ResolvedOptions, tracker: Tracker, spec: CompileSpec
     return settings
 
 
-def _possible_fallback(asked: str, tracker: Tracker) -> str:
-    if asked == "inductor" and cpp_compiler() is None:
+def _possible_fallback(fallback: str, tracker: Tracker) -> str:
+    if fallback == "inductor" and cpp_compiler() is None:
         tracker.add_note(
             "fallback to inductor was requested, but no C++ compiler is on PATH; using eager PyTorch instead"
         )
         return "eager"
-    return asked
+    return fallback
 
 
 def _open_partitions(

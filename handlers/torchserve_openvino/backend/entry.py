@@ -42,11 +42,16 @@ def compile(
         CacheDirectoryError: The cache's folder is not safe to use.
         TorchScriptModelError: A TorchScript module with a backend that is not ours, which can't trace it.
     """
-    given = dict(options) if options is not None else None
+    own_options = dict(options) if options is not None else None
     return compile_with(
         model,
         CompileSpec(
-            dynamic=dynamic, options=given, fullgraph=fullgraph, mode=mode, backend=backend, methods=tuple(methods)
+            dynamic=dynamic,
+            options=own_options,
+            fullgraph=fullgraph,
+            mode=mode,
+            backend=backend,
+            methods=tuple(methods),
         ),
     )
 

@@ -145,6 +145,6 @@ def converter_of(backend: str) -> str:
 def cpp_compiler() -> str | None:
     """Finds the C++ compiler that Inductor would use: ``$CXX``, else the first of the usual names on PATH."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     return None

@@ -120,19 +120,19 @@ class Sizes:
             expected: tuple[int, ...] = spec.shape
         elif len(shape) == len(spec.shape):
             expected = tuple(
-                self._size(name, found) if name else size
-                for name, size, found in zip(spec.symbols, spec.shape, shape, strict=True)
+                self._size(name, actual) if name else size
+                for name, size, actual in zip(spec.symbols, spec.shape, shape, strict=True)
             )
         else:
             expected = spec.shape
         if tuple(shape) != expected:
             raise RuntimeError(f"OpenVINO returned the shape {list(shape)} where torch returns {list(expected)}")
 
-    def _size(self, formula: str, found: int) -> int:
+    def _size(self, formula: str, actual: int) -> int:
         """Returns a size; what its formula does not say is learned from the first output that has it."""
         if formula not in self._known:
             value = value_of_formula(formula, self._known)
-            self._known[formula] = found if value is None else value
+            self._known[formula] = actual if value is None else value
         return self._known[formula]
 
 

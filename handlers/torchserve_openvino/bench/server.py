@@ -167,10 +167,10 @@ class TorchServeProcess:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         inherited = {key: value for key, value in os.environ.items() if key != "TS_CONFIG_FILE"}
-        made = inherited | own | dict(self.environment)
+        variables = inherited | own | dict(self.environment)
         if self.patched and (package := patched_package(self.home)) is not None:
-            made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), made.get("PYTHONPATH")]))
-        return made
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), variables.get("PYTHONPATH")]))
+        return variables
 
     def wait_healthy(self, timeout: float = 60.0, tick: Callable[[], None] = lambda: None) -> None:
         """Waits until /ping answers Healthy: the server is up, its models may not be."""

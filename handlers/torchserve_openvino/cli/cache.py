@@ -209,8 +209,8 @@ def default_dir() -> Path:
     """Returns the folder in which the backend keeps its cache by default."""
     from torchserve_openvino.config.options import ENV_CACHE_DIR, cache_root
 
-    given = os.environ.get(ENV_CACHE_DIR, "").strip()
-    return Path(os.path.normpath(cache_root() / Path(given).expanduser())) if given else cache_root()
+    configured = os.environ.get(ENV_CACHE_DIR, "").strip()
+    return Path(os.path.normpath(cache_root() / Path(configured).expanduser())) if configured else cache_root()
 
 
 def _open(folder: Path | None, *, writable: bool) -> "Store":
@@ -252,15 +252,15 @@ def reporting_errors(file: Path) -> Iterator[None]:
         fail(f"{file}: {error}")
 
 
-def _matching(store: "Store", given: list[str]) -> set[str]:
+def _matching(store: "Store", prefixes: list[str]) -> set[str]:
     from torchserve_openvino.cache.storage.housekeeping import manifests
 
-    known = {found.key for found in manifests(store.root)}
+    known = {manifest.key for manifest in manifests(store.root)}
     chosen = set()
-    for text in given:
-        found = {key for key in known if key.startswith(text.lower())}
-        if len(found) != 1:
-            what = "no entry" if not found else f"{len(found)} entries"
+    for text in prefixes:
+        matches = {key for key in known if key.startswith(text.lower())}
+        if len(matches) != 1:
+            what = "no entry" if not matches else f"{len(matches)} entries"
             raise typer.BadParameter(f"{what} in {store.root} begin with {text!r}; see torchserve-openvino cache ls.")
-        chosen |= found
+        chosen |= matches
     return chosen

@@ -58,11 +58,11 @@ def check(
     warnings: list[str] = []
     try:
         if zipfile.is_zipfile(file):
-            found = check_archive(file, check_device=not no_device_check)
-            if found.problems:
-                _refuse_archive(file, found, as_json)
-            config = found.config
-            warnings += found.warnings
+            checked = check_archive(file, check_device=not no_device_check)
+            if checked.problems:
+                _refuse_archive(file, checked, as_json)
+            config = checked.config
+            warnings += checked.warnings
         else:
             config = load_serving_config(file, check_device=not no_device_check)
             if not no_device_check and (refusal := refused_cache(config)) is not None:
@@ -119,10 +119,10 @@ def _refuse(file: Path, text: str, problems: list[dict[str, Any]], as_json: bool
     fail(text)
 
 
-def _refuse_archive(file: Path, found: "Checked", as_json: bool) -> NoReturn:
-    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in found.problems)])
-    others = found.problems[len(found.config_errors) :]
-    _refuse(file, text, [*map(_plain, found.config_errors), *map(_sentence, others)], as_json)
+def _refuse_archive(file: Path, checked: "Checked", as_json: bool) -> NoReturn:
+    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in checked.problems)])
+    others = checked.problems[len(checked.config_errors) :]
+    _refuse(file, text, [*map(_plain, checked.config_errors), *map(_sentence, others)], as_json)
 
 
 def _sentence(text: str) -> dict[str, Any]:

@@ -96,21 +96,21 @@ def doctor(
             _check_free(write_mapping)
         # Keep what the model prints out of the JSON, and Dynamo's logs off the screen: the diagnosis reports the same.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
-            found = _diagnose(spec, progress, stock=stock, bisect=bisect)
-        notes = _write_files(found, html, dot, write_mapping)
-        if write and found.bisection is not None:
-            notes.append(_disable(config, found.bisection["disabled_ops"]))
+            diagnosis = _diagnose(spec, progress, stock=stock, bisect=bisect)
+        notes = _write_files(diagnosis, html, dot, write_mapping)
+        if write and diagnosis.bisection is not None:
+            notes.append(_disable(config, diagnosis.bisection["disabled_ops"]))
     except TorchServeOpenVINOError as error:
         fail(str(error))
     if as_json:
-        print_json(found.to_dict())
+        print_json(diagnosis.to_dict())
     else:
         from torchserve_openvino.doctor.rendering.text import print_diagnosis
 
-        print_diagnosis(found.to_dict(), stdout(), cpp=cpp)
+        print_diagnosis(diagnosis.to_dict(), stdout(), cpp=cpp)
     for note in notes:
         typer.echo(note, err=True)
-    if not found.healthy:
+    if not diagnosis.healthy:
         raise typer.Exit(NOT_HEALTHY)
 
 
@@ -121,26 +121,26 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
 
     progress("loading the model")
     target = load_target(spec)
-    found = diagnose(target, progress)
+    diagnosis = diagnose(target, progress)
     if stock:
         from torchserve_openvino.doctor.bisecting.stock import what_upstream_does
 
         progress("trying OpenVINO's own backend")
         verdict = what_upstream_does(spec)
-        found.stock = {**verdict.to_dict(), "text": verdict.text()}
-    if bisect and (found.comparison["verdict"] or any(each["kind"] in FAILURES for each in found.fallbacks)):
+        diagnosis.stock = {**verdict.to_dict(), "text": verdict.text()}
+    if bisect and (diagnosis.comparison["verdict"] or any(each["kind"] in FAILURES for each in diagnosis.fallbacks)):
         from torchserve_openvino.doctor.bisecting.bisect import find_guilty
 
         guilty = find_guilty(
             target.model,
             target.call,
             target.options,
-            tolerance=target.verify.max_abs or found.comparison["precision"],
+            tolerance=target.verify.max_abs or diagnosis.comparison["precision"],
             dynamic=target.dynamic,
             progress=progress,
         )
-        found.bisection = guilty.to_dict()
-    return found
+        diagnosis.bisection = guilty.to_dict()
+    return diagnosis
 
 
 @contextlib.contextmanager
@@ -167,27 +167,27 @@ def _check_free(path: Path) -> None:
         raise ConfigError(f"{path} must be a Python file with a plain name, such as my_ops.py.")
 
 
-def _write_files(found: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
+def _write_files(diagnosis: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
     notes = []
     if html is not None:
         from torchserve_openvino.doctor.rendering.html import to_html
 
-        html.write_text(to_html(found.to_dict()), encoding="utf-8")
+        html.write_text(to_html(diagnosis.to_dict()), encoding="utf-8")
         notes.append(f"{html}: open it in a browser")
     if dot is not None:
         from torchserve_openvino.doctor.rendering.dot import to_dot
 
-        dot.write_text(to_dot(found.to_dict()), encoding="utf-8")
+        dot.write_text(to_dot(diagnosis.to_dict()), encoding="utf-8")
         notes.append(f"{dot}: dot -Tsvg {dot} > graph.svg")
     if mapping is not None:
-        notes.append(_write_mapping(found, mapping))
+        notes.append(_write_mapping(diagnosis, mapping))
     return notes
 
 
-def _write_mapping(found: "Diagnosis", path: Path) -> str:
+def _write_mapping(diagnosis: "Diagnosis", path: Path) -> str:
     from torchserve_openvino.doctor.mapping.skeletons import mapping_file, mapping_test
 
-    drafts = found.drafts()
+    drafts = diagnosis.drafts()
     if not drafts:
         return f"{path}: not written: no operator needs a mapping"
     test = path.with_name(f"test_{path.name}")

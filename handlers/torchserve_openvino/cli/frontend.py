@@ -51,15 +51,15 @@ def frontend(
     if (patch or mend) and undo:
         fail("--patch and --undo exclude each other.")
     try:
-        found = Frontend(jar) if jar is not None else Frontend.installed()
-        changed = ((patch or mend) and found.patch()) or (undo and found.undo())
+        installation = Frontend(jar) if jar is not None else Frontend.installed()
+        changed = ((patch or mend) and installation.patch()) or (undo and installation.undo())
     except FrontendError as error:
         fail(str(error))
     if as_json:
-        print_json({"path": str(found.path), "state": found.state, "changed": changed})
+        print_json({"path": str(installation.path), "state": installation.state, "changed": changed})
         return
-    typer.echo(f"{found.path}: {found.state}; {_STATES[found.state]}.")
+    typer.echo(f"{installation.path}: {installation.state}; {_STATES[installation.state]}.")
     if changed:
         typer.echo("Start TorchServe again: what runs now has the old classes.")
-    elif found.state in ("faulty", "outdated") and not undo:
+    elif installation.state in ("faulty", "outdated") and not undo:
         typer.echo(f"Patch it: {COMMAND}")

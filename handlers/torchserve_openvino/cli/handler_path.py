@@ -27,17 +27,17 @@ def handler_path(
 
         torch-model-archiver --handler "$(torchserve-openvino handler-path tensor)" ...
     """
-    found = handlers()
+    paths = handlers()
     if name is None or list_all:
-        width = max((len(each) for each in found), default=0)
-        for each, path in found.items():
+        width = max((len(each) for each in paths), default=0)
+        for each, path in paths.items():
             typer.echo(f"{each:<{width}}  {describe(path)}".rstrip())
         return
-    chosen = found.get(name.removesuffix(".py").replace("-", "_"))
+    chosen = paths.get(name.removesuffix(".py").replace("-", "_"))
     if chosen is None:
-        near = nearest(name, found)
+        near = nearest(name, paths)
         hint = f" Did you mean {near!r}?" if near else ""
-        fail(f"unknown handler {name!r}; valid names: {listed(found)}.{hint}")
+        fail(f"unknown handler {name!r}; valid names: {listed(paths)}.{hint}")
     typer.echo(str(chosen))
 
 

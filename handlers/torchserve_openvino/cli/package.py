@@ -276,8 +276,8 @@ def _pretrained(
 
 
 def _alone(option: str, others: Mapping[str, Any]) -> None:
-    for other, given in others.items():
-        if given is not None:
+    for other, value in others.items():
+        if value is not None:
             raise typer.BadParameter(
                 f"{other} and {option} exclude each other: {option} names the model, which has its handler."
             )
@@ -304,10 +304,10 @@ def _paths(options: Sequence[str]) -> list[Path]:
 def _handler(name: str) -> str:
     if Path(name).is_file():
         return name
-    found = handlers()
-    known = found.get(name.removesuffix(".py").replace("-", "_"))
+    paths = handlers()
+    known = paths.get(name.removesuffix(".py").replace("-", "_"))
     if known is None:
-        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; valid names: {', '.join(found)}.")
+        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; valid names: {', '.join(paths)}.")
     return str(known)
 
 

@@ -42,11 +42,11 @@ def _args(archives: list[Path], replicas: int, max_replicas: int | None, cpus: f
     if importlib.util.find_spec("ray") is None:
         fail("Ray is not installed: pip install 'torchserve-openvino[ray]'")
     # Imported here: the other commands do not need Ray.
-    from torchserve_openvino.hosts.core import about
     from torchserve_openvino.hosts.ray import AppArgs
+    from torchserve_openvino.hosts.settings import ModelSettings
 
     for archive in archives:
-        about(archive)
+        ModelSettings.of(archive)
     paths = [str(archive.resolve()) for archive in archives]
     return AppArgs(archives=paths, cpus=cpus, replicas=replicas, max_replicas=max_replicas)
 

@@ -44,20 +44,20 @@ def report(
     from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch_or_saved
 
     try:
-        found = fetch_or_saved(model, management=management, token=token, timeout=timeout)
+        fetched = fetch_or_saved(model, management=management, token=token, timeout=timeout)
     except ReportNotFoundError as error:
         fail(str(error))
     if as_json:
-        print_json(found.report)
+        print_json(fetched.report)
     else:
         from torchserve_openvino.cli.reports.tables import print_report
 
         console = stdout()
-        if found.note:
-            console.print(found.note)
-        if "summary" in found.report:
-            print_report(found.report, found.title, console)
+        if fetched.note:
+            console.print(fetched.note)
+        if "summary" in fetched.report:
+            print_report(fetched.report, fetched.title, console)
         else:
             console.print("Nothing was compiled.")
-    if not found.served:
+    if not fetched.served:
         raise typer.Exit(1)

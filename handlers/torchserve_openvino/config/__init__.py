@@ -1,10 +1,10 @@
 """Turns model-config.yaml and torch.compile's options into checked settings, with the source of each value."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchserve_openvino.config.options import BackendOptions, ResolvedOptions, resolve_options
 from torchserve_openvino.config.problems import ConfigErrors
+from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.config.pt2 import CompileConfig
@@ -30,8 +30,4 @@ _HOMES = {
     "load_serving_config": "torchserve_openvino.config.serving",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = attributes_of(__name__, _HOMES)

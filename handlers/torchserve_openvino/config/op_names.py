@@ -72,10 +72,10 @@ def _exists(name: str) -> bool:
 
     namespace, operator, *overload = name.split(".")
     try:
-        found = getattr(getattr(torch.ops, namespace), operator)
+        packet = getattr(getattr(torch.ops, namespace), operator)
     except (AttributeError, RuntimeError):
         return False
-    overloads = getattr(found, "overloads", None)
+    overloads = getattr(packet, "overloads", None)
     # Attributes of torch.ops that are not operators (its own functions and modules) have no overloads.
     if overloads is None:
         return False
@@ -129,6 +129,6 @@ def check_decomposable(names: Iterable[str], problems: Problems) -> None:
 
     for name in names:
         namespace, operator, *overload = name.split(".")
-        found = getattr(getattr(torch.ops, namespace), operator)
-        if not get_decompositions([getattr(found, overload[0]) if overload else found]):
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        if not get_decompositions([getattr(packet, overload[0]) if overload else packet]):
             problems.add(("decompositions",), f"torch has no decomposition for {name!r}; remove it.")

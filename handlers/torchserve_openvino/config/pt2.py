@@ -121,8 +121,8 @@ def _check_export(value: Mapping[Any, Any], problems: Problems) -> None:
         problems.add(("export", "aot_compile"), message)
 
 
-def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, enabled: bool) -> CompileConfig:
-    backend = given.get("backend")
+def _from_kwargs(arguments: Mapping[Any, Any], problems: Problems, *, form: Form, enabled: bool) -> CompileConfig:
+    backend = arguments.get("backend")
     if backend is None:
         backend = "openvino"
     elif not isinstance(backend, str):
@@ -132,7 +132,7 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
         # The rest is checked as if it were ours, so that the user sees all errors at once.
         backend = "openvino"
     ours = backend in vocabulary.OURS
-    options = given.get("options")
+    options = arguments.get("options")
     # For our backends, `resolve_into` reports this; it would be reported twice otherwise.
     if options is not None and not isinstance(options, Mapping) and not ours:
         problems.add(("options",), f"must be a mapping, not {shown(options)}.")
@@ -145,16 +145,16 @@ def _from_kwargs(given: Mapping[Any, Any], problems: Problems, *, form: Form, en
     return CompileConfig(
         enabled=enabled,
         backend=backend,
-        dynamic=_flag(given, "dynamic", None, problems),
-        mode=_mode(given.get("mode"), ours, bool(options), problems),
-        fullgraph=bool(_flag(given, "fullgraph", False, problems)),
+        dynamic=_flag(arguments, "dynamic", None, problems),
+        mode=_mode(arguments.get("mode"), ours, bool(options), problems),
+        fullgraph=bool(_flag(arguments, "fullgraph", False, problems)),
         options=options,
         form=form,
     )
 
 
-def _flag(given: Mapping[Any, Any], key: str, default: Any, problems: Problems) -> Any:
-    value = given.get(key)
+def _flag(arguments: Mapping[Any, Any], key: str, default: Any, problems: Problems) -> Any:
+    value = arguments.get(key)
     if value is None:
         return default
     # TorchServe compares with `== True`, so the string 'true' counts as false there. Here it is true, as in `options`.
@@ -208,9 +208,9 @@ def _check_backend(backend: str, problems: Problems, keys: KeyPath) -> bool:
 
 
 def _unknown_keys(
-    given: Mapping[Any, Any], valid: tuple[str, ...], problems: Problems, known: tuple[str, ...] = ()
+    arguments: Mapping[Any, Any], valid: tuple[str, ...], problems: Problems, known: tuple[str, ...] = ()
 ) -> None:
-    for key in given:
+    for key in arguments:
         if key not in valid and key not in known:
             message = f"unknown key; valid keys: {listed(valid)}."
             problems.add((str(key),), message, suggestion=nearest(str(key), valid))

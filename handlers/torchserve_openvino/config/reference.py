@@ -56,16 +56,16 @@ def json_schema() -> Schema:
 
 def options_schema() -> Schema:
     """Returns the schema of `pt2.compile.options`."""
-    made = TypeAdapter(BackendOptions).json_schema()
+    schema = TypeAdapter(BackendOptions).json_schema()
     for name in ("decompositions", "disabled_ops"):
         # A single name is accepted as well.
-        made["properties"][name]["type"] = ["array", "string"]
-    return {**made, "description": "Options of the backend.", "additionalProperties": False}
+        schema["properties"][name]["type"] = ["array", "string"]
+    return {**schema, "description": "Options of the backend.", "additionalProperties": False}
 
 
 def _model_schema(model: type[BaseModel]) -> Schema:
-    made: Schema = _standard(model.model_json_schema())
-    return made
+    schema: Schema = _standard(model.model_json_schema())
+    return schema
 
 
 def _standard(value: Any) -> Any:

@@ -189,11 +189,11 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
     if "to" not in section.fallback.model_fields_set:
         return backend
     keys = ("handler", "openvino", "fallback", "to")
-    given = backend.sources["fallback_to"] != "default"
-    if given and backend.options.fallback_to != section.fallback.to:
+    is_set = backend.sources["fallback_to"] != "default"
+    if is_set and backend.options.fallback_to != section.fallback.to:
         other = backend.options.fallback_to
         problems.add(keys, f"is {section.fallback.to}, but the option fallback_to is {other}; set only one of them.")
-    if given:
+    if is_set:
         return backend
     options = replace(backend.options, fallback_to=section.fallback.to)
     return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
@@ -235,16 +235,16 @@ def _check_precision(backend: ResolvedOptions, section: OpenVINOSection, options
 
 def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> ResolvedOptions:
     """Keeps no small partition in eager PyTorch for speed if the policy would count it against the model."""
-    allow, given = section.fallback.allow, backend.options.min_partition_us is not None
-    if given or ((allow == "all" or "tiny_partition" in allow) and not section.fallback.min_coverage):
+    allow, is_set = section.fallback.allow, backend.options.min_partition_us is not None
+    if is_set or ((allow == "all" or "tiny_partition" in allow) and not section.fallback.min_coverage):
         return backend
     options = replace(backend.options, min_partition_us=0.0)
     return ResolvedOptions(options, {**backend.sources, "min_partition_us": "handler.openvino.fallback"})
 
 
 def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
-    found = [path] if path else []
+    paths = [path] if path else []
     if isinstance(value, Mapping):
         for key, each in value.items():
-            found += _paths(each, (*path, str(key)))
-    return found
+            paths += _paths(each, (*path, str(key)))
+    return paths

@@ -13,7 +13,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) is not None:
-        return next((found for each in get_args(annotation) if (found := _model_in(each))), None)
+        return next((model for each in get_args(annotation) if (model := _model_in(each))), None)
     return None
 
 
@@ -39,7 +39,7 @@ def note_errors(error: ValidationError, model: type[BaseModel], problems: Proble
 
 def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
     kind, loc, context = entry["type"], entry["loc"], entry.get("ctx") or {}
-    given = entry.get("input")
+    value = entry.get("input")
     if kind == "extra_forbidden":
         valid = list(_model_at(model, loc[:-1]).model_fields)
         return f"unknown key; valid keys: {listed(valid)}.", nearest(str(loc[-1]), valid)
@@ -47,14 +47,14 @@ def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
         return "is missing.", None
     if kind == "literal_error":
         allowed = [word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ",").split(",")]
-        return f"must be one of {listed(allowed)}, not {shown(given)}.", nearest(str(given), allowed)
+        return f"must be one of {listed(allowed)}, not {shown(value)}.", nearest(str(value), allowed)
     if kind == "value_error":
         cause = context.get("error")
         return str(cause), cause.suggestion if isinstance(cause, UnknownWordError) else None
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
-        return f"must be a mapping, not {shown(given)}.", None
+        return f"must be a mapping, not {shown(value)}.", None
     if kind in {"list_type", "tuple_type"}:
-        return f"must be a list, not {shown(given)}.", None
+        return f"must be a list, not {shown(value)}.", None
     text = str(entry["msg"]).removeprefix("Input should ").rstrip(".")
     text = f"must {text}" if text != entry["msg"].rstrip(".") else text
-    return f"{text}, not {shown(given)}.", None
+    return f"{text}, not {shown(value)}.", None

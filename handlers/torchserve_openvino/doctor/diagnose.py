@@ -75,9 +75,9 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
 def _comparison(measured: Measured, section: VerifySection) -> dict[str, Any]:
     """Compares the answer with eager's as a worker would, with the limits of the YAML."""
     precision = str(measured.report["summary"]["precision"]) or "f32"
-    found = judge(output_tensors(measured.got), output_tensors(measured.expected), precision, section, [])
+    differences = judge(output_tensors(measured.got), output_tensors(measured.expected), precision, section, [])
     return {
-        "verdict": "; ".join(text.lstrip(",: ") for text in found),
+        "verdict": "; ".join(text.lstrip(",: ") for text in differences),
         "max_abs": json_number(largest_difference(measured.got, measured.expected)),
         "precision": precision,
         "outputs": [described(tensor) for tensor in output_tensors(measured.expected)],
@@ -111,19 +111,19 @@ def _add_place(places: list[str], node: Node, root: Path | None) -> None:
 
 
 def _refused(graphs: Iterable[GraphRun], ops: Iterable[OpRow], helper: Helper, root: Path | None) -> list[Refused]:
-    found: dict[tuple[str, str, str], Refused] = {}
+    entries: dict[tuple[str, str, str], Refused] = {}
     total = sum(row.eager_ms for row in ops)
     for graph in graphs:
         for node, left_out in graph.left_out.items():
             refusal = left_out.refusal
             key = (left_out.op, refusal.kind, refusal.reason)
-            if key not in found:
-                found[key] = _first(key, node, graph, helper)
-            entry = found[key]
+            if key not in entries:
+                entries[key] = _first(key, node, graph, helper)
+            entry = entries[key]
             entry.count += 1
             entry.share += graph.node_ms[node.name] / total if total else 0.0
             _add_place(entry.where, node, root)
-    return sorted(found.values(), key=lambda entry: -entry.share)
+    return sorted(entries.values(), key=lambda entry: -entry.share)
 
 
 def _first(key: tuple[str, str, str], node: Node, graph: GraphRun, helper: Helper) -> Refused:

@@ -193,8 +193,8 @@ class Diagnosis:
     def drafts(self) -> list[MappingDraft]:
         """Returns a mapping draft for each operator that a mapping may help, one per operator."""
         steps = (step for refused in self.refused for step in refused.next_steps)
-        found = {step.mapping.op: step.mapping for step in steps if step.mapping is not None}
-        return list(found.values())
+        by_op = {step.mapping.op: step.mapping for step in steps if step.mapping is not None}
+        return list(by_op.values())
 
     @property
     def healthy(self) -> bool:

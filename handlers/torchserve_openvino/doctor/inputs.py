@@ -49,15 +49,15 @@ def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torc
     )
     if spec.low is not None and spec.high is not None and spec.low >= spec.high:
         raise ConfigError(f"{text!r}: {match['low']} must be less than {match['high']}.", key="--input")
-    made = spec.make(Signature(sizes[0]), generator)
-    return match["name"], made[0] if scalar else made
+    values = spec.make(Signature(sizes[0]), generator)
+    return match["name"], values[0] if scalar else values
 
 
 def parse_inputs(texts: Sequence[str]) -> Inputs:
     """Parses all inputs of the command line; every run gets the same values."""
     generator = torch.Generator().manual_seed(0)
-    made = [parse_input(text, generator) for text in texts]
-    return tuple(value for name, value in made if name is None), {name: value for name, value in made if name}
+    parsed = [parse_input(text, generator) for text in texts]
+    return tuple(value for name, value in parsed if name is None), {name: value for name, value in parsed if name}
 
 
 def declared_inputs(model: Any, declared: Sequence[WarmupInput], config: ServingConfig) -> Inputs | None:

@@ -71,12 +71,12 @@ class GraphRun:
 
     def add_times(self, args: Sequence[Any]) -> None:
         """Runs both graphs node by node on the arguments of one call and adds up the times."""
-        wanted = frozenset(node.name for node in self.left_out)
-        eager = time_nodes(self.graph.lowered, args, wanted=wanted)
+        kept_names = frozenset(node.name for node in self.left_out)
+        eager = time_nodes(self.graph.lowered, args, wanted=kept_names)
         outer = time_nodes(self.graph.partitioned.outer, args, self.graph.calls)
         self.arguments = {**eager.arguments, **self.arguments}
-        for total, found in ((self.node_ms, eager), (self.outer_ms, outer)):
-            for name, seconds in found.seconds.items():
+        for total, times in ((self.node_ms, eager), (self.outer_ms, outer)):
+            for name, seconds in times.seconds.items():
                 total[name] = total.get(name, 0.0) + seconds * 1e3
 
 
@@ -148,9 +148,9 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
     owned = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     weights = frozenset(tensor.data_ptr() for tensor in owned)
     for graph, args in calls:
-        found = graphs.setdefault(id(graph), GraphRun.of(graph))
-        found.note_weights(args, weights)
-        found.add_times(args)
+        graph_run = graphs.setdefault(id(graph), GraphRun.of(graph))
+        graph_run.note_weights(args, weights)
+        graph_run.add_times(args)
     runs = list(graphs.values())
     limit_to([run.node_ms for run in runs], eager_ms)
     limit_to([run.outer_ms for run in runs], compiled_ms)

@@ -87,8 +87,8 @@ class Helper:
         # The same operator may be refused for several reasons; each has steps of its own.
         key = op_name(sample.op), sample.reason
         if key not in self._found:
-            made = self._draft(sample)
-            steps = [self._decomposition(sample), self._mapping(made), self._upstream(sample, made)]
+            draft = self._draft(sample)
+            steps = [self._decomposition(sample), self._mapping(draft), self._upstream(sample, draft)]
             self._found[key] = [step for step in steps if step is not None]
         return self._found[key]
 
@@ -170,32 +170,35 @@ class Helper:
 
     def _registered_in(self, implementation: Callable[..., Any] | None) -> str:
         """Returns the file that registers a user's operator: the one with its Python code, or the model's file."""
-        found = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
-        source = found or self._target.source
+        file = inspect.getsourcefile(inspect.unwrap(implementation)) if implementation is not None else None
+        source = file or self._target.source
         # The folder of an unpacked archive no longer exists when the generated files are used.
         return Path(source).name if self._target.keep is not None else source
 
-    def _mapping(self, made: MappingDraft) -> NextStep:
-        if made.body:
-            text = f"Its formula was derived from {made.origin} and tested: it is within {made.max_abs:.2g} of eager."
+    def _mapping(self, draft: MappingDraft) -> NextStep:
+        if draft.body:
+            text = f"Its formula was derived from {draft.origin} and tested: it is within {draft.max_abs:.2g} of eager."
         else:
             text = "Its formula is not known: fill it in where the file says so; the test compares it with eager."
         return NextStep(
             "mapping",
-            f"map {made.op} to OpenVINO's operations",
+            f"map {draft.op} to OpenVINO's operations",
             f"{text} Write the files with --write-mapping {MAPPING}.py.",
-            proven=bool(made.body),
+            proven=bool(draft.body),
             yaml=_yaml({"handler": {"openvino": {"op_mappings": f"{MAPPING}.py"}}}),
-            files={f"{MAPPING}.py": mapping_file([made], MAPPING), f"test_{MAPPING}.py": mapping_test([made], MAPPING)},
-            mapping=made,
+            files={
+                f"{MAPPING}.py": mapping_file([draft], MAPPING),
+                f"test_{MAPPING}.py": mapping_test([draft], MAPPING),
+            },
+            mapping=draft,
         )
 
-    def _upstream(self, sample: OpSample, made: MappingDraft) -> NextStep | None:
+    def _upstream(self, sample: OpSample, draft: MappingDraft) -> NextStep | None:
         if sample.op.namespace not in {"aten", "prims"}:
             # OpenVINO does not accept operators of single users; they belong in an extension library.
             return None
         text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); --cpp prints them."
-        return NextStep("upstream", "add it to OpenVINO", text, files=upstream_files(sample.op, made, sample.seen))
+        return NextStep("upstream", "add it to OpenVINO", text, files=upstream_files(sample.op, draft, sample.seen))
 
 
 def _yaml(lines: Mapping[str, Any]) -> str:

@@ -205,14 +205,14 @@ def steps_for_break(reason: str, source: str) -> list[NextStep]:
         reason: Dynamo's reason.
         source: The user's source line.
     """
-    found = _find(BREAKS, _detail(reason)) or _find(BREAKS, source) or _ANY_BREAK
-    return [NextStep("rewrite", found.title, found.text)]
+    advice = _find(BREAKS, _detail(reason)) or _find(BREAKS, source) or _ANY_BREAK
+    return [NextStep("rewrite", advice.title, advice.text)]
 
 
 def step_for_values(reason: str) -> NextStep | None:
     """Returns a hint if the values are the cause; None if it is the operator itself."""
-    found = _find(VALUES, reason)
-    return NextStep("rewrite", found.title, found.text) if found else None
+    advice = _find(VALUES, reason)
+    return NextStep("rewrite", advice.title, advice.text) if advice else None
 
 
 def _detail(reason: str) -> str:

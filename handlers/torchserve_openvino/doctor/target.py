@@ -194,15 +194,15 @@ def _from_file(path: Path, factory: str) -> _Loaded:
     module = _import(path)
     names = [factory] if factory else [name for name in FACTORIES if hasattr(module, name)]
     if not names or not hasattr(module, names[0]):
-        wanted = factory or " or ".join(FACTORIES)
-        raise ModelLoadError(f"{path} defines no function {wanted}; it must take no arguments and return the model.")
-    made = getattr(module, names[0])
-    if not isinstance(made, torch.nn.Module):
+        missing = factory or " or ".join(FACTORIES)
+        raise ModelLoadError(f"{path} defines no function {missing}; it must take no arguments and return the model.")
+    value = getattr(module, names[0])
+    if not isinstance(value, torch.nn.Module):
         try:
-            made = made()
+            value = value()
         except Exception as error:
             raise ModelLoadError(f"{path}: {names[0]}() failed: {type(error).__name__}: {error}") from error
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    model, inputs = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(f"{path}: {names[0]} returns {type(model).__name__}, not an nn.Module.")
     if inputs is None:
@@ -246,16 +246,16 @@ def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str)
     # If the YAML declares no inputs, a task may know its own, as image_classifier does.
     worker = worker_of(loaded.handler)
     declared = warmup.inputs or (worker.warmup_inputs() if worker is not None else [])
-    found = declared_inputs(loaded.model, declared, config) or loaded.inputs
-    if found is None and warmup.samples and worker is not None and loaded.root is not None:
+    inputs = declared_inputs(loaded.model, declared, config) or loaded.inputs
+    if inputs is None and warmup.samples and worker is not None and loaded.root is not None:
         ((_, body),) = read_samples(loaded.root, warmup.samples[:1])
-        found = worker.sample_inputs(body)
-    if found is None:
+        inputs = worker.sample_inputs(body)
+    if inputs is None:
         raise ModelLoadError(
             f"the inputs of {name} are unknown: give --input 1,3,224,224, a --config with "
             f"handler.openvino.warmup.inputs, or a function {EXAMPLES} beside the factory."
         )
-    return found
+    return inputs
 
 
 def _options(config: ServingConfig) -> ResolvedOptions:

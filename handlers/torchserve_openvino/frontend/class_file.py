@@ -198,11 +198,11 @@ class ClassFile:
 
     def code(self, name: str, descriptor: str) -> Code:
         """Returns a copy of a method's body. Raises KeyError if there is no such method."""
-        wanted = struct.pack(">HH", self._text(name), self._text(descriptor))
-        found = next((each for head, each in self._methods if head[2:] == wanted), None)
-        if found is None:
+        signature = struct.pack(">HH", self._text(name), self._text(descriptor))
+        method = next((each for head, each in self._methods if head[2:] == signature), None)
+        if method is None:
             raise KeyError(name)
-        source = _Reader(next(value for number, value in found if self._is_code(number)))
+        source = _Reader(next(value for number, value in method if self._is_code(number)))
         stack, local = source.take(">H"), source.take(">H")
         body = source.read(source.take(">I"))
         caught = [Caught(*struct.unpack(">HHHH", source.read(8))) for _ in range(source.take(">H"))]
@@ -220,12 +220,12 @@ class ClassFile:
             ]
         )  # fmt: skip
         head = struct.pack(">HHH", 1, self._text(name), self._text(descriptor))
-        made = self._text("Code"), value
+        attribute = self._text("Code"), value
         for own, attributes in self._methods:
             if own[2:] == head[2:]:
-                attributes[:] = [made, *(each for each in attributes if not self._is_code(each[0]))]
+                attributes[:] = [attribute, *(each for each in attributes if not self._is_code(each[0]))]
                 return
-        self._methods.append((head, [made]))
+        self._methods.append((head, [attribute]))
 
     def _is_code(self, number: int) -> bool:
         return self._constants[number] == (_UTF8, b"Code")

@@ -54,10 +54,10 @@ class Frontend:
     @classmethod
     def installed(cls) -> Frontend:
         """Returns that of the installed TorchServe. Raises FrontendError if there is none, or it can't be read."""
-        found = importlib.util.find_spec("ts")
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec("ts")
+        if spec is None or spec.origin is None:
             raise FrontendError("TorchServe is not installed here: pip install torchserve.")
-        return cls(Path(found.origin).parent / "frontend" / "model-server.jar")
+        return cls(Path(spec.origin).parent / "frontend" / "model-server.jar")
 
     @property
     def state(self) -> State:
@@ -91,13 +91,14 @@ class Frontend:
             FrontendError: It is of another version, was replaced since it was read, or can't be written; it is as it
                 was then.
         """
-        made = self.patched_classes()
-        if self._now == made:
+        patched = self.patched_classes()
+        if self._now == patched:
             return False
         if self._is_changed:
             self.undo()
-        self._replace(lambda file: _add(file, {**made, **{_kept(name): data for name, data in self._original.items()}}))
-        self._now, self._is_changed = made, True
+        kept = {_kept(name): data for name, data in self._original.items()}
+        self._replace(lambda file: _add(file, {**patched, **kept}))
+        self._now, self._is_changed = patched, True
         return True
 
     def undo(self) -> bool:

@@ -40,54 +40,54 @@ _STATUS = b"\x11" + struct.pack(">h", 500)
 
 
 def _batches(data: bytes) -> bytes:
-    made = ClassFile(data)
+    class_file = ClassFile(data)
     # catch (Throwable error) { this.sendError(null, why, 500); throw error; }, which puts requests into the queue, and
     # answers commands.
-    every = made.method(_BATCHES, "sendError", _SEND_ERROR)
-    handler = _ALOAD_0 + _ACONST_NULL + _LDC_W + made.string(_WHY) + _STATUS + _INVOKE_VIRTUAL + every + _ATHROW
-    poll = made.code("pollBatch", _POLL_BATCH)
-    poll.catch_all(0, len(poll.body), handler, made.type("java/lang/Throwable"), last_frame=19)
-    made.set_code("pollBatch", _POLL_BATCH, poll)
-    return made.to_bytes()
+    every = class_file.method(_BATCHES, "sendError", _SEND_ERROR)
+    handler = _ALOAD_0 + _ACONST_NULL + _LDC_W + class_file.string(_WHY) + _STATUS + _INVOKE_VIRTUAL + every + _ATHROW
+    poll = class_file.code("pollBatch", _POLL_BATCH)
+    poll.catch_all(0, len(poll.body), handler, class_file.type("java/lang/Throwable"), last_frame=19)
+    class_file.set_code("pollBatch", _POLL_BATCH, poll)
+    return class_file.to_bytes()
 
 
 def _aggregator(data: bytes) -> bytes:
-    made = ClassFile(data)
-    made.rename("java/util/LinkedHashMap", "java/util/concurrent/ConcurrentHashMap")
-    why = made.string(_WHY)
+    class_file = ClassFile(data)
+    class_file.rename("java/util/LinkedHashMap", "java/util/concurrent/ConcurrentHashMap")
+    why = class_file.string(_WHY)
     # handleErrorJob(job): job.sendError(500, why), instead of giving it to another worker: who reads a stream has its
     # beginning already.
-    answer = made.method(_JOB, "sendError", "(ILjava/lang/String;)V")
+    answer = class_file.method(_JOB, "sendError", "(ILjava/lang/String;)V")
     body = _ALOAD_1 + _STATUS + _LDC_W + why + _INVOKE_VIRTUAL + answer + _RETURN
-    made.set_code("handleErrorJob", f"(L{_JOB};)V", Code(3, 2, body))
+    class_file.set_code("handleErrorJob", f"(L{_JOB};)V", Code(3, 2, body))
     # cleanJobs(), which ends the run of a worker: this.sendError(null, why, 500); super.cleanJobs()
-    every = made.method(_AGGREGATOR, "sendError", _SEND_ERROR)
-    clean = made.method(_BATCHES, "cleanJobs", "()V")
+    every = class_file.method(_AGGREGATOR, "sendError", _SEND_ERROR)
+    clean = class_file.method(_BATCHES, "cleanJobs", "()V")
     body = _ALOAD_0 + _ACONST_NULL + _LDC_W + why + _STATUS + _INVOKE_VIRTUAL + every
-    made.set_code("cleanJobs", "()V", Code(4, 1, body + _ALOAD_0 + _INVOKE_SPECIAL + clean + _RETURN))
+    class_file.set_code("cleanJobs", "()V", Code(4, 1, body + _ALOAD_0 + _INVOKE_SPECIAL + clean + _RETURN))
     # pollBatch has its batch in a variable while it fills. catch (Throwable error) { jobs_in_backend.putAll(batch);
     # throw error; }: cleanJobs, which comes next, answers these too.
-    held = made.field(_AGGREGATOR, "jobs_in_backend", "Ljava/util/Map;")
-    put = made.interface_method("java/util/Map", "putAll", "(Ljava/util/Map;)V")
+    held = class_file.field(_AGGREGATOR, "jobs_in_backend", "Ljava/util/Map;")
+    put = class_file.interface_method("java/util/Map", "putAll", "(Ljava/util/Map;)V")
     handler = _ALOAD_0 + _GETFIELD + held + _ALOAD_3 + _INVOKE_INTERFACE + put + b"\x02\x00" + _ATHROW
-    poll = made.code("pollBatch", _POLL_BATCH)
+    poll = class_file.code("pollBatch", _POLL_BATCH)
     # From where the variable is set to where Model.pollBatch has returned.
-    poll.catch_all(8, 31, handler, made.type("java/lang/Throwable"), last_frame=102)
-    made.set_code("pollBatch", _POLL_BATCH, poll)
-    return made.to_bytes()
+    poll.catch_all(8, 31, handler, class_file.type("java/lang/Throwable"), last_frame=102)
+    class_file.set_code("pollBatch", _POLL_BATCH, poll)
+    return class_file.to_bytes()
 
 
 def _worker(data: bytes) -> bytes:
-    made = ClassFile(data)
-    run = made.code("run", "()V")
-    interrupted = made.type("java/lang/InterruptedException")
+    class_file = ClassFile(data)
+    run = class_file.code("run", "()V")
+    interrupted = class_file.type("java/lang/InterruptedException")
     # The first of the two that catch an interrupt only logs it; the second ends the run, and starts the worker again.
     forgets = next(each for each in run.caught if each.type == interrupted)
     run.caught.remove(forgets)
-    flag = made.field(_WORKER, "loadingFinished", "Z")
+    flag = class_file.field(_WORKER, "loadingFinished", "Z")
     run.prepend(_ALOAD_0 + _ICONST_0 + _PUTFIELD + flag + 3 * _NOP)
-    made.set_code("run", "()V", run)
-    return made.to_bytes()
+    class_file.set_code("run", "()V", run)
+    return class_file.to_bytes()
 
 
 # What makes the patched class, and the digest of the one that it is made of.

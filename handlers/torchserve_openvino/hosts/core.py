@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config.yaml_source import Source, read_yaml
-from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.hosts.messages import Kind, Request, Response
-from torchserve_openvino.hosts.settings import DELAY_MS, TIMEOUT_SECONDS
-from torchserve_openvino.packaging.archive import extract, read_packed_config
+from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
-from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.handler import HandlerBase
 from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
-from torchserve_openvino.serving.loading.archive import MANIFEST, batch_size_of, named_files
+from torchserve_openvino.serving.loading.archive import MANIFEST, named_files
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.json_body import parse_json
@@ -73,11 +73,9 @@ class Host:
         source = read_yaml(folder / name) if name else Source({}, "defaults")
         config = dict(source.data)
         self.record = record
-        self.name, self.version = str(model["modelName"]), str(model.get("modelVersion") or "1.0")
-        self.batch_size = batch_size_of(source)
-        self.delay = float(config.get("maxBatchDelay", DELAY_MS)) / 1e3
-        self.timeout = float(config.get("responseTimeout", TIMEOUT_SECONDS))
-        self.awaits = bool(config.get("asyncCommunication"))
+        settings = ModelSettings.read(archive, model, source)
+        self.name, self.version, self.batch_size = settings.name, settings.version, settings.batch_size
+        self.delay, self.timeout, self.awaits = settings.delay, settings.timeout, settings.awaits
         self.ended = ""
         self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))
         self._context.workers = workers
@@ -181,7 +179,7 @@ def _handler_of(folder: Path, name: str) -> Any:
     except ImportError as error:
         needed = missing_torchserve(error)
         raise ModelLoadError(f"the archive's handler {name} cannot be imported: {error}.{needed}") from error
-    classes = [each for each in own_classes(module) if issubclass(each, OpenVINOHandler)]
+    classes = [each for each in own_classes(module) if issubclass(each, HandlerBase)]
     if len(classes) != 1:
         raise ModelLoadError(
             f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. A handler of "
@@ -223,16 +221,3 @@ def row_of(body: bytes, content_type: str, parameters: Mapping[str, str]) -> dic
         except UnicodeDecodeError as error:
             raise InvalidInputError(f"the body is not valid {kind}: {error.reason} at byte {error.start}") from error
     return {**parameters, "body": bytearray(value)}
-
-
-def about(archive: Path) -> tuple[str, dict[str, Any]]:
-    """Returns an archive's name and YAML, without unpacking it.
-
-    Raises:
-        PackagingError: The file is no archive.
-        ConfigError: Its YAML is not valid.
-    """
-    model, source = read_packed_config(archive)
-    if "modelName" not in model:
-        raise PackagingError(f"{archive}: {MANIFEST} names no model.")
-    return str(model["modelName"]), dict(source.data)

@@ -35,9 +35,10 @@ from starlette.responses import Response as HttpResponse
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
-from torchserve_openvino.hosts.core import Host, about
+from torchserve_openvino.hosts.core import Host
 from torchserve_openvino.hosts.messages import Kind, Request
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
+from torchserve_openvino.hosts.settings import ModelSettings
 
 _V1: Kind = "json"
 _V2: Kind = "kservev2"
@@ -57,7 +58,7 @@ class Archive(Model):
     """
 
     def __init__(self, archive: Path) -> None:
-        super().__init__(about(archive)[0])
+        super().__init__(ModelSettings.of(archive).name)
         self._archive = archive
         self._host: Host | None = None
         self._batcher: Batcher | None = None

@@ -25,9 +25,10 @@ from starlette.responses import Response as HttpResponse
 from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
-from torchserve_openvino.hosts.core import Host, about
+from torchserve_openvino.hosts.core import Host
 from torchserve_openvino.hosts.messages import Response
 from torchserve_openvino.hosts.ray_metrics import RayMetrics
+from torchserve_openvino.hosts.settings import ModelSettings
 
 
 class AppArgs(BaseModel):
@@ -148,15 +149,15 @@ def app(args: AppArgs) -> serve.Application:
     """Builds an application of one or several archives."""
     models = {}
     for archive in args.archives:
-        name, config = about(Path(archive))
+        settings = ModelSettings.of(Path(archive))
         scaling: dict[str, Any] = {"num_replicas": args.replicas}
         if args.max_replicas:
-            ongoing = 2 * int(config.get("batchSize", 1))
+            ongoing = 2 * settings.batch_size
             limits = {"min_replicas": args.replicas, "max_replicas": args.max_replicas}
             scaling = {"autoscaling_config": {**limits, "target_ongoing_requests": ongoing}}
         deployment = serve.deployment(Replica).options(
-            name=name, ray_actor_options={"num_cpus": args.cpus}, max_ongoing_requests=QUEUE_SIZE, **scaling
+            name=settings.name, ray_actor_options={"num_cpus": args.cpus}, max_ongoing_requests=QUEUE_SIZE, **scaling
         )
-        models[name] = deployment.bind(archive, args.max_request_bytes)
+        models[settings.name] = deployment.bind(archive, args.max_request_bytes)
     router = serve.deployment(Router).options(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
     return next(iter(models.values())) if len(models) == 1 else router.bind(models, args.max_request_bytes)

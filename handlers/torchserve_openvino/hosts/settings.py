@@ -7,9 +7,10 @@ from typing import Any
 
 from torchserve_openvino.config.durations import seconds_of
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
-from torchserve_openvino.config.yaml_source import openvino_section
+from torchserve_openvino.config.yaml_source import Source, openvino_section
 from torchserve_openvino.errors import ConfigError, PackagingError
 from torchserve_openvino.packaging.archive import read_packed_config
+from torchserve_openvino.serving.loading.archive import MANIFEST
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 # TorchServe's defaults.
@@ -30,6 +31,7 @@ class ModelSettings:
         queue_size: Most requests that wait.
         workers: ``minWorkers``.
         keep: Seconds without a request after which its workers end; None keeps them.
+        awaits: Whether requests join each other in the model's own engine, so that each is a call of its own.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ModelSettings:
     queue_size: int
     workers: int
     keep: float | None
+    awaits: bool = False
 
     @staticmethod
     def of(archive: Path) -> "ModelSettings":
@@ -53,8 +56,23 @@ class ModelSettings:
         if not archive.is_file():
             raise PackagingError(f"{archive} is not a file. Name the path of a .mar.")
         model, source = read_packed_config(archive)
+        return ModelSettings.read(archive, model, source)
+
+    @staticmethod
+    def read(archive: Path, model: Mapping[str, Any], source: Source) -> "ModelSettings":
+        """Reads what an archive holds.
+
+        Args:
+            archive: The archive, for messages.
+            model: The section ``model`` of its manifest.
+            source: Its model-config.yaml.
+
+        Raises:
+            PackagingError: The manifest names no model.
+            ConfigError: The YAML is not valid.
+        """
         if not model.get("modelName"):
-            raise PackagingError(f"{archive}: MAR-INF/MANIFEST.json names no model.")
+            raise PackagingError(f"{archive}: {MANIFEST} names no model.")
         problems = source.problems()
         keys: dict[str, Any] = check_torchserve_keys(source.data, problems)
         problems.raise_if_any(source.name)
@@ -68,6 +86,7 @@ class ModelSettings:
             queue_size=int(keys.get("jobQueueSize", _QUEUE_SIZE)),
             workers=int(keys.get("minWorkers", 1)),
             keep=_keep(source.data, source.name),
+            awaits=bool(source.data.get("asyncCommunication")),
         )
 
 

@@ -26,10 +26,10 @@ Table = dict[Any, Decomposition]
 def overloads(name: str) -> list[torch._ops.OpOverload]:
     """Returns the overloads that a canonical name denotes: one, or all of a packet."""
     namespace, packet, *overload = name.split(".")
-    found = getattr(getattr(torch.ops, namespace), packet)
+    packet_of_ops = getattr(getattr(torch.ops, namespace), packet)
     if overload:
-        return [getattr(found, overload[0])]
-    return [getattr(found, each) for each in found.overloads()]
+        return [getattr(packet_of_ops, overload[0])]
+    return [getattr(packet_of_ops, each) for each in packet_of_ops.overloads()]
 
 
 def is_composite(name: str) -> bool:
@@ -55,10 +55,10 @@ def user_decompositions(names: Iterable[str]) -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {}
     for name in names:
         known = torch._decomp.get_decompositions(overloads(name))
-        found = {op: decomposition for op, decomposition in known.items() if not by_openvino(decomposition)}
-        if not found:
+        decompositions = {op: decomposition for op, decomposition in known.items() if not by_openvino(decomposition)}
+        if not decompositions:
             raise ConfigError(f"torch has no decomposition for {name!r}; remove it.", key="decompositions")
-        table.update(found)
+        table.update(decompositions)
     return table
 
 
@@ -109,9 +109,9 @@ def _keep_whole(support: SupportTable, upstream: set[str], table: Table) -> None
 def own_decompositions() -> Table:
     """Returns the registry's decompositions for OpenVINO's torch.export frontend."""
     return {
-        _overload(name): found
+        _overload(name): decompose
         for name in rules_that(lambda rule: rule.decompose is not None)
-        if (found := _own(rule_of(name), traced=False)) is not None
+        if (decompose := _own(rule_of(name), traced=False)) is not None
     }
 
 
@@ -123,16 +123,16 @@ def _add_own(support: SupportTable, table: Table) -> None:
     """Adds the registry's decompositions, which take precedence over torch's."""
     for name in rules_that(lambda rule: bool(rule.decompose or rule.decompose_traced or rule.scalars)):
         op, rule = _overload(name), rule_of(name)
-        found = _own(rule, traced=not support.own)
+        decompose = _own(rule, traced=not support.own)
         if rule.scalars is not None:
-            found = _lifted(op, found, rule.scalars)
-        if found is not None and _is_ours(support, name):
-            table[op] = found
+            decompose = _lifted(op, decompose, rule.scalars)
+        if decompose is not None and _is_ours(support, name):
+            table[op] = decompose
 
 
 def _own(rule: Rule, traced: bool) -> Decomposition | None:
-    found = rule.decompose_traced or rule.decompose if traced else rule.decompose
-    return None if found is stays_whole else found
+    decompose = rule.decompose_traced or rule.decompose if traced else rule.decompose
+    return None if decompose is stays_whole else decompose
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
@@ -162,9 +162,9 @@ def _add_automatic(support: SupportTable, table: Table) -> None:
 def _add_special(support: SupportTable, special: Callable[[Rule], Decomposition | None], table: Table) -> None:
     """Adds the decompositions for complex or non-contiguous tensors; they are tried before the existing ones."""
     for name, rule in rules_that(lambda rule: special(rule) is not None).items():
-        op, found = _overload(name), special(rule)
-        if found is not None and _is_ours(support, name):
-            table[op] = _either(found, table[op]) if op in table else found
+        op, decompose = _overload(name), special(rule)
+        if decompose is not None and _is_ours(support, name):
+            table[op] = _either(decompose, table[op]) if op in table else decompose
 
 
 def _lay_out(table: Table) -> None:
@@ -181,8 +181,8 @@ def _either(first: Decomposition, second: Decomposition) -> Decomposition:
     """Tries the first decomposition, and the second where the first declines the arguments."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        found = first(*args, **kwargs)
-        return second(*args, **kwargs) if found is NotImplemented else found
+        result = first(*args, **kwargs)
+        return second(*args, **kwargs) if result is NotImplemented else result
 
     return decomposed
 

@@ -80,12 +80,12 @@ def _is_plain(normalization: int, inverse: bool) -> bool:
     return normalization == (2 if inverse else 0)
 
 
-def _scaled(found: Any, length: int, normalization: int, inverse: bool) -> Any:
+def _scaled(spectrum: Any, length: int, normalization: int, inverse: bool) -> Any:
     """Corrects a result for the different divisors of OpenVINO and torch."""
     if _is_plain(normalization, inverse):
-        return found
+        return spectrum
     factor = {0: 1.0, 1: 1 / math.sqrt(length), 2: 1 / length}[normalization] * (length if inverse else 1)
-    return ops.multiply(found, np.float32(factor))
+    return ops.multiply(spectrum, np.float32(factor))
 
 
 def convert_r2c(x: Output, dim: Sequence[int], normalization: int, onesided: bool, *, sizes: Sequence[int]) -> Any:

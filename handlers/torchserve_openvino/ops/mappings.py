@@ -157,9 +157,9 @@ def _register_module(cls: type, outputs: int) -> Callable[[_F], _F]:
 def _refuse_composite(name: str) -> None:
     """Rejects operators that torch itself decomposes before any backend sees them."""
     namespace, operator, *overload = name.split(".")
-    found = getattr(getattr(torch.ops, namespace), operator)
-    for each in overload or found.overloads():
-        if is_made_of_others(getattr(found, each)):
+    packet = getattr(getattr(torch.ops, namespace), operator)
+    for each in overload or packet.overloads():
+        if is_made_of_others(getattr(packet, each)):
             raise ConfigError(
                 f"torch itself decomposes {name}.{each} before a backend sees it (it is CompositeImplicitAutograd). "
                 "Map what it becomes (torchserve-openvino doctor lists it), or define your own operator with "

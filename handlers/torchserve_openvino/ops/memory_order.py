@@ -41,7 +41,7 @@ def example_strides(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, .
     """Returns strides and sizes as numbers, chosen so that no symbolic size is 1, which would hide an order."""
     for factor in (1, 2, 4, 8):
         strides, sizes = (tuple(example_of(v, factor) for v in values) for values in (tensor.stride(), tensor.shape))
-        if all(size > 1 or isinstance(given, int) for size, given in zip(sizes, tensor.shape, strict=True)):
+        if all(size > 1 or isinstance(traced, int) for size, traced in zip(sizes, tensor.shape, strict=True)):
             break
     return strides, sizes
 
@@ -97,19 +97,19 @@ def laid_out_as_whole(
         return decompose
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
-        found = decompose(*args, **kwargs)
-        if found is NotImplemented or not any(_has_order(tensor) for tensor in tensors_of(found)):
-            return found
+        results = decompose(*args, **kwargs)
+        if results is NotImplemented or not any(_has_order(tensor) for tensor in tensors_of(results)):
+            return results
         try:
             with disable_proxy_modes_tracing():
                 whole = _whole(op, ordered_as, args, kwargs)
         except (RuntimeError, TypeError):
             # No kernel for fake tensors, or none for these arguments.
-            return found
-        if isinstance(found, Tensor):
-            return _as(found, whole)
-        parts = [_as(mine, its) for mine, its in zip(found, whole, strict=True)]
-        return parts if isinstance(found, list) else tuple(parts)
+            return results
+        if isinstance(results, Tensor):
+            return _as(results, whole)
+        parts = [_as(mine, its) for mine, its in zip(results, whole, strict=True)]
+        return parts if isinstance(results, list) else tuple(parts)
 
     return laid_out
 
@@ -127,5 +127,5 @@ def _has_order(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 1 and value.layout is torch.strided
 
 
-def _as(found: Any, whole: Any) -> Any:
-    return in_order(found, layout_of(whole)) if _has_order(found) and _has_order(whole) else found
+def _as(result: Any, whole: Any) -> Any:
+    return in_order(result, layout_of(whole)) if _has_order(result) and _has_order(whole) else result

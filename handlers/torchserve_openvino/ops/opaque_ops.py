@@ -152,10 +152,10 @@ def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequenc
         return all(map(is_binary, factors or ())) and min(known, default=1) > 0
     sizes = new_sizes(spatial, output_size, factors)
     # OpenVINO multiplies in float32, and adds 1e-6 before it rounds down.
-    found = [
+    resized = [
         math.floor(np.float32(size) * np.float32(by) + 1e-6) for size, by in zip(spatial, factors or (), strict=False)
     ]
-    return min(*spatial, *sizes) > 0 and found == (sizes if factors else [])
+    return min(*spatial, *sizes) > 0 and resized == (sizes if factors else [])
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -211,11 +211,11 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     classes = rows.shape[1]
     places = torch.arange(classes, device=x.device)
     first_end = torch.amin(torch.where(labels == -1, places, classes), -1, True)
-    given = places < first_end
-    is_label = torch.any(places == torch.where(given, labels, -1).unsqueeze(-1), 1)
-    of_labels = torch.gather(rows, 1, torch.where(given, labels, 0))
+    is_before_end = places < first_end
+    is_label = torch.any(places == torch.where(is_before_end, labels, -1).unsqueeze(-1), 1)
+    of_labels = torch.gather(rows, 1, torch.where(is_before_end, labels, 0))
     margins = (1 - of_labels.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0) / classes
-    counts = given.unsqueeze(-1) & is_label.logical_not().unsqueeze(1)
+    counts = is_before_end.unsqueeze(-1) & is_label.logical_not().unsqueeze(1)
     loss = torch.where(counts, margins, 0.0).sum((1, 2))
     loss = (loss.reshape(x.shape[:-1]), loss.mean(), loss.sum())[reduction]
     return loss, is_label.to(x.dtype).reshape(target.shape)

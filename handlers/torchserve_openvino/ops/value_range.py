@@ -78,12 +78,12 @@ class ValueRanges:
             return None
         first = node.args[0]
         sources = list(first) if isinstance(first, (list, tuple)) else [first]
-        found = _union([self.of(source) for source in sources])
-        if op_name(node.target) != "aten._to_copy.default" or found is None:
-            return found
+        bounds = _union([self.of(source) for source in sources])
+        if op_name(node.target) != "aten._to_copy.default" or bounds is None:
+            return bounds
         # A narrower type would wrap around.
         limits = torch.iinfo(dtype) if dtype is not None and not dtype.is_floating_point else None
-        return found if limits is not None and limits.min <= found[0] and found[1] <= limits.max else None
+        return bounds if limits is not None and limits.min <= bounds[0] and bounds[1] <= limits.max else None
 
 
 RangeRule = Callable[[ValueRanges, Node], Range | None]
@@ -97,7 +97,7 @@ def _of_tensor(tensor: torch.Tensor) -> Range | None:
 
 
 def _union(ranges: list[Range | None]) -> Range | None:
-    known = [found for found in ranges if found is not None]
+    known = [each for each in ranges if each is not None]
     return (min(r[0] for r in known), max(r[1] for r in known)) if len(known) == len(ranges) and known else None
 
 
@@ -193,14 +193,14 @@ def arange(ranges: ValueRanges, node: Node) -> Range | None:
 
 def clamped(ranges: ValueRanges, node: Node) -> Range | None:
     """Computes the range of a clamp with one bound or both; any of its operands may be unknown."""
-    given, unknown = arguments_of(node), (-math.inf, math.inf)
-    least, most = ranges.of(given["self"]) or unknown
-    if given.get("min") is not None:
-        low = ranges.of(given["min"]) or unknown
+    arguments, unknown = arguments_of(node), (-math.inf, math.inf)
+    least, most = ranges.of(arguments["self"]) or unknown
+    if arguments.get("min") is not None:
+        low = ranges.of(arguments["min"]) or unknown
         least, most = max(least, low[0]), max(most, low[1])
     # In torch, the upper bound wins where the bounds cross.
-    if given.get("max") is not None:
-        high = ranges.of(given["max"]) or unknown
+    if arguments.get("max") is not None:
+        high = ranges.of(arguments["max"]) or unknown
         least, most = min(least, high[0]), min(most, high[1])
     return (int(least), int(most)) if math.isfinite(least) and math.isfinite(most) else None
 

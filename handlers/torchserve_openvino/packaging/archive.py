@@ -111,8 +111,8 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
 def files_of(folder: Path) -> list[Path]:
     """Returns all files below a folder that belong in an archive, sorted by name."""
     plain = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    found = (path for path in plain if "__pycache__" not in path.parts)
-    return sorted(path for path in found if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
+    kept = (path for path in plain if "__pycache__" not in path.parts)
+    return sorted(path for path in kept if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
 
 def write(folder: Path, target: Path) -> None:

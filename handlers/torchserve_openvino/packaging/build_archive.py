@@ -127,10 +127,10 @@ def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str,
         step("writing the archive")
         archive.write(folder, target)
     summaries = [each.summary for each in done]
-    made = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
+    facts = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
     if recipe.pretrained is None:
-        return made
-    return {**made, "task": recipe.pretrained.task.handler, "task_from": recipe.pretrained.why}
+        return facts
+    return {**facts, "task": recipe.pretrained.task.handler, "task_from": recipe.pretrained.why}
 
 
 def _files(recipe: Recipe, work: Path) -> list[str]:

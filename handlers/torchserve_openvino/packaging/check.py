@@ -62,7 +62,7 @@ def check_archive(path: Path, *, check_device: bool) -> Checked:
 def check_folder(folder: Path, *, check_device: bool) -> Checked:
     """Checks an unpacked archive, as `check_archive` does."""
     model = model_of(folder)
-    found: list[str] = []
+    problems: list[str] = []
     config = ServingConfig()
     # The first of `found`, if there are any.
     errors: tuple[ConfigError, ...] = ()
@@ -73,17 +73,17 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
             except ConfigError as error:
                 # The rest is checked all the same, so that the user sees all errors at once.
                 errors = error.problems if isinstance(error, ConfigErrors) else (error,)
-                found += [str(each).replace(f"{folder}{os.sep}", "") for each in errors]
+                problems += [str(each).replace(f"{folder}{os.sep}", "") for each in errors]
         else:
-            found.append(f"its configuration {name} is missing; package it with --config-file")
-    found += _handler(folder, model)
-    found += _model(folder, model, config)
-    found += _imports(folder, model, config)
+            problems.append(f"its configuration {name} is missing; package it with --config-file")
+    problems += _handler(folder, model)
+    problems += _model(folder, model, config)
+    problems += _imports(folder, model, config)
     if not errors:
-        found += _pretrained(folder, model, config)
-        found += _named(folder, config)
-        found += filter(None, [refused_cache(config) if check_device else None])
-    return Checked(config, found, errors, list(tuned_elsewhere(folder)) if check_device else [])
+        problems += _pretrained(folder, model, config)
+        problems += _named(folder, config)
+        problems += filter(None, [refused_cache(config) if check_device else None])
+    return Checked(config, problems, errors, list(tuned_elsewhere(folder)) if check_device else [])
 
 
 def _relative(config: ServingConfig, folder: Path) -> ServingConfig:
@@ -121,11 +121,11 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
         return
     classes = _classes(tree)
     functions = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    wanted = function or "handle"
-    if wanted not in functions and len(classes) != 1:
+    entry = function or "handle"
+    if entry not in functions and len(classes) != 1:
         names = ", ".join(classes) or "none"
         yield (
-            f"the handler {path} must define exactly one class of its own, or a function {wanted}; found {names}. "
+            f"the handler {path} must define exactly one class of its own, or a function {entry}; found {names}. "
             f"{one_class_advice(path, classes)}"
         )
 

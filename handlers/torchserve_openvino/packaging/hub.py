@@ -68,16 +68,16 @@ def hub_model(folder: Path, task: str | None) -> HubModel:
 def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task, str]:
     known = [each.handler for each in TASKS.values() if each.loader]
     if name is not None:
-        found = named(name)
-        if found is TASKS["image_classifier"]:
+        task = named(name)
+        if task is TASKS["image_classifier"]:
             # Whose transforms are torchvision's; a folder has its own.
-            found = TASKS["hub_image_classifier"]
-        if found is None or not found.loader:
+            task = TASKS["hub_image_classifier"]
+        if task is None or not task.loader:
             hint = nearest(name, [*known, *(each.hub for each in TASKS.values() if each.hub)])
             raise PackagingError(
                 f"unknown task {name!r}; valid tasks: {listed(known)}.{f' Did you mean {hint!r}?' if hint else ''}"
             )
-        return found, "--task"
+        return task, "--task"
     guess = guessed(config, pools=(folder / "modules.json").is_file())
     if guess.task is None:
         raise PackagingError(f"the task of {folder} is not clear: {guess.why}. Name it: --task {listed(known)}.")

@@ -125,12 +125,12 @@ def _guarded(folder: Path) -> list[str]:
 
 
 def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> list[str]:
-    found: dict[str, None] = {}
+    differences: dict[str, None] = {}
     for stored in fields:
         for name, value in here.items():
             if stored.get(name) != value:
-                found[f"{name}: compiled with {stored.get(name)}, but this machine has {value}"] = None
-    return list(found)
+                differences[f"{name}: compiled with {stored.get(name)}, but this machine has {value}"] = None
+    return list(differences)
 
 
 def _changed_passes(calls: list[Entry]) -> list[str]:

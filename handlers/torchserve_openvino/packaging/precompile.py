@@ -128,12 +128,12 @@ def precompile(folder: Path, levels: Sequence[str], log: Callable[[str], None]) 
 
 def contents(folder: Path) -> dict[str, str]:
     """Returns the digest of each file of an unpacked archive, except the manifest and the packaged cache."""
-    found = {}
+    digests = {}
     for path in files_of(folder):
         name = path.relative_to(folder).as_posix()
         if name != load_archive.MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
-            found[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-    return found
+            digests[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    return digests
 
 
 def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:

@@ -39,8 +39,8 @@ def template_folder() -> Path:
 
 def templates() -> dict[str, Path]:
     """Returns the name and path of each ready-made model-config.yaml."""
-    found = sorted(template_folder().glob("*.yaml"))
-    return {path.stem: path for path in found if path.stem != "metrics"}
+    files = sorted(template_folder().glob("*.yaml"))
+    return {path.stem: path for path in files if path.stem != "metrics"}
 
 
 def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
@@ -67,12 +67,12 @@ def inputs_of_sample(body: bytes, *, text: bool) -> list[dict[str, Any]]:
 def _declared(name: str | None, tensor: Any, *, text: bool) -> dict[str, Any]:
     from torchserve_openvino.serving.shapes.input_spec import declaration_of
 
-    found = declaration_of(name, tensor)
-    if text and len(found["shape"]) == 1 and not tensor.is_floating_point():
-        found["shape"] = [_LENGTH]
-    if name and "mask" in name and found["shape"]:
-        found["mask"] = True
-    return found
+    declaration = declaration_of(name, tensor)
+    if text and len(declaration["shape"]) == 1 and not tensor.is_floating_point():
+        declaration["shape"] = [_LENGTH]
+    if name and "mask" in name and declaration["shape"]:
+        declaration["mask"] = True
+    return declaration
 
 
 def with_inputs(template: str, inputs: Sequence[Mapping[str, Any]]) -> str:

@@ -83,8 +83,8 @@ def write_timm(name: str, weights: Path, config: Path, folder: Path, *, keeps_im
     save_file({f"model.{key}": tensor.contiguous() for key, tensor in state.items()}, written.weights)
     document = dict(read_yaml(config).data)
     openvino = document.setdefault("handler", {}).setdefault("openvino", {})
-    given = openvino.get("image") or {}
-    openvino["image"] = {**image, **given} if keeps_image else {**given, **image}
+    section = openvino.get("image") or {}
+    openvino["image"] = {**image, **section} if keeps_image else {**section, **image}
     written.config.write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")
     return written
 
@@ -149,15 +149,15 @@ def _classes(timm: Any, name: str, state: Mapping[str, "torch.Tensor"]) -> int |
 
 
 def _check_fits(
-    wanted: Mapping[str, "torch.Tensor"], given: Mapping[str, "torch.Tensor"], name: str, weights: Path
+    expected: Mapping[str, "torch.Tensor"], loaded: Mapping[str, "torch.Tensor"], name: str, weights: Path
 ) -> None:
     problems = [
-        f"{key} has {list(given[key].shape)}; the model has {list(tensor.shape)}"
-        for key, tensor in wanted.items()
-        if key in given and given[key].shape != tensor.shape
+        f"{key} has {list(loaded[key].shape)}; the model has {list(tensor.shape)}"
+        for key, tensor in expected.items()
+        if key in loaded and loaded[key].shape != tensor.shape
     ]
-    problems += [f"{key} is not the model's" for key in given if key not in wanted]
-    problems += [f"{key} is missing" for key in wanted if key not in given]
+    problems += [f"{key} is not the model's" for key in loaded if key not in expected]
+    problems += [f"{key} is missing" for key in expected if key not in loaded]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise PackagingError(f"--weights {weights} do not fit {name}: {'; '.join(problems[:_SHOWN])}{more}.")

@@ -9,16 +9,21 @@ import openvino as ov
 from torch.fx import Graph
 
 from torchserve_openvino.passes.fx.checks import add_checks
+from torchserve_openvino.passes.fx.closed_rows import zero_closed_rows
+from torchserve_openvino.passes.fx.comparisons import mirror_comparisons
 from torchserve_openvino.passes.fx.constants import insert_constants
 from torchserve_openvino.passes.fx.empty_tensors import remove_empty_operands
+from torchserve_openvino.passes.fx.float_counts import name_dtype_of_counts
 from torchserve_openvino.passes.fx.folding import fold_casts
 from torchserve_openvino.passes.fx.limits import derive_ranges, limit_inputs
 from torchserve_openvino.passes.fx.masked_casts import mask_casts
 from torchserve_openvino.passes.fx.max_pools import keep_infinities
+from torchserve_openvino.passes.fx.negative_indices import count_from_start
 from torchserve_openvino.passes.fx.originals import join_complex_pairs, restore_operators
+from torchserve_openvino.passes.fx.reduced_dimensions import keep_reduced_dimensions
 from torchserve_openvino.passes.fx.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.passes.fx.renames import drop_renames
-from torchserve_openvino.passes.fx.rewrite import rewrite
+from torchserve_openvino.passes.fx.returned_copies import separate_copies
 from torchserve_openvino.passes.fx.weight_integers import fold_closed, mark_closed
 from torchserve_openvino.passes.manager import Pass
 from torchserve_openvino.passes.ov.attention_operands import repeat_attention_operands
@@ -52,7 +57,12 @@ FX_PASSES: tuple[Pass[Graph], ...] = (
     Pass(derive_ranges, "partition"),
     Pass(add_checks, "partition"),
     # These change the operators of checks as well.
-    Pass(rewrite, "partition"),
+    Pass(zero_closed_rows, "partition"),
+    Pass(mirror_comparisons, "partition"),
+    Pass(count_from_start, "partition"),
+    Pass(name_dtype_of_counts, "partition"),
+    Pass(keep_reduced_dimensions, "partition"),
+    Pass(separate_copies, "partition"),
     Pass(keep_infinities, "partition"),
 )
 

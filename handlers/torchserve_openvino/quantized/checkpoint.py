@@ -58,8 +58,8 @@ class Checkpoint:
         Raises:
             ModelLoadError: It does not have the form that the configuration names.
         """
-        found = {part: self._tensor(f"{name}.{part}") for part in PARTS if f"{name}.{part}" in self._places}
-        return read(name, found, self._scheme)
+        parts = {part: self._tensor(f"{name}.{part}") for part in PARTS if f"{name}.{part}" in self._places}
+        return read(name, parts, self._scheme)
 
     def layers(self) -> Iterator[tuple[str, QuantizedLinear]]:
         """Yields all packed layers with their names, unpacked one after the other."""
@@ -82,8 +82,8 @@ class Checkpoint:
 
     def _tensor(self, name: str) -> Tensor:
         with _opened(self._places[name]) as file:
-            found: Tensor = file.get_tensor(name)
-            return found
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
 
 
 def _files(folder: Path) -> list[Path]:
@@ -96,14 +96,14 @@ def _files(folder: Path) -> list[Path]:
         if wrong := [name for name in names if Path(str(name)).name != name or not (folder / name).is_file()]:
             raise ModelLoadError(f"{index} names {', '.join(map(str, wrong))}: no such file in {folder.name}.")
         return [folder / name for name in names]
-    found = [folder / _ONE] if (folder / _ONE).is_file() else sorted(folder.glob("*.safetensors"))
-    if len(found) != 1:
-        listed = ", ".join(path.name for path in found) or "none"
+    files = [folder / _ONE] if (folder / _ONE).is_file() else sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        listed = ", ".join(path.name for path in files) or "none"
         raise ModelLoadError(
             f"{folder.name} has no {_ONE} and no {_INDEX}, and of other *.safetensors {listed}, not just one: a "
             "quantized model is read from these only."
         )
-    return found
+    return files
 
 
 def _names(path: Path) -> list[str]:

@@ -99,15 +99,15 @@ def _of_awq(name: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Quantized
 
 def _awq_columns(words: NDArray[np.uint32]) -> Integers:
     """Returns ``[columns, rows]`` for words ``[rows, columns / 8]``."""
-    found = unpacked(words, 4).reshape(*words.shape, 8)[..., _AWQ_PLACES]
-    return np.ascontiguousarray(found.reshape(words.shape[0], -1).T)
+    columns = unpacked(words, 4).reshape(*words.shape, 8)[..., _AWQ_PLACES]
+    return np.ascontiguousarray(columns.reshape(words.shape[0], -1).T)
 
 
 def _matrix(name: str, parts: Mapping[str, Tensor], part: str) -> NDArray[np.uint32]:
-    found = parts[part]
-    if found.ndim != 2 or not found.numel():
-        raise ModelLoadError(f"{name}.{part} has shape {list(found.shape)}; it must be a matrix.")
-    return found.numpy().view(np.uint32)
+    matrix = parts[part]
+    if matrix.ndim != 2 or not matrix.numel():
+        raise ModelLoadError(f"{name}.{part} has shape {list(matrix.shape)}; it must be a matrix.")
+    return matrix.numpy().view(np.uint32)
 
 
 def _zero_words(
@@ -123,27 +123,27 @@ def _zero_words(
 
 
 def _scales(name: str, parts: Mapping[str, Tensor], groups: int, rows: int) -> NDArray[np.float16 | np.float32]:
-    found = parts[SCALES]
-    if found.dtype not in _FLOATS:
-        raise ModelLoadError(f"{name}.scales holds {found.dtype}, not one of {', '.join(map(str, _FLOATS))}.")
-    if list(found.shape) != [groups, rows]:
+    scales = parts[SCALES]
+    if scales.dtype not in _FLOATS:
+        raise ModelLoadError(f"{name}.scales holds {scales.dtype}, not one of {', '.join(map(str, _FLOATS))}.")
+    if list(scales.shape) != [groups, rows]:
         raise ModelLoadError(
-            f"{name}.scales has shape {list(found.shape)}, not {[groups, rows]}: by quantization_config.group_size a "
+            f"{name}.scales has shape {list(scales.shape)}, not {[groups, rows]}: by quantization_config.group_size a "
             f"row has {groups} groups, and by qweight there are {rows} rows."
         )
-    if not bool(found.isfinite().all()):
+    if not bool(scales.isfinite().all()):
         raise ModelLoadError(f"{name}.scales holds infinity or NaN.")
     # NumPy has no bfloat16.
-    wide = found.float() if found.dtype == torch.bfloat16 else found
+    wide = scales.float() if scales.dtype == torch.bfloat16 else scales
     return np.ascontiguousarray(wide.numpy().T)
 
 
-def _owners(name: str, found: Tensor, columns: int, groups: int) -> NDArray[np.int64]:
-    if found.dtype not in {torch.int32, torch.int64} or list(found.shape) != [columns]:
+def _owners(name: str, indices: Tensor, columns: int, groups: int) -> NDArray[np.int64]:
+    if indices.dtype not in {torch.int32, torch.int64} or list(indices.shape) != [columns]:
         raise ModelLoadError(
-            f"{name}.g_idx has shape {list(found.shape)} of {found.dtype}; it must be {columns} integers."
+            f"{name}.g_idx has shape {list(indices.shape)} of {indices.dtype}; it must be {columns} integers."
         )
-    owners = found.numpy().astype(np.int64)
+    owners = indices.numpy().astype(np.int64)
     if owners.min() < 0 or owners.max() >= groups:
         raise ModelLoadError(
             f"{name}.g_idx names groups {owners.min()} to {owners.max()}; the layer has 0 to {groups - 1}."

@@ -82,37 +82,37 @@ def pack_linears(model: ov.Model, layers: Iterable[tuple[str, QuantizedLinear]])
     for name, layer in layers:
         weight = layer.dequantized()
         # Layers may be equal, so that one's products are the other's, too.
-        found = products.get(_identity(weight, by_row=True)) or products.get(_identity(weight.T, by_row=False))
-        if found is None:
+        matmuls = products.get(_identity(weight, by_row=True)) or products.get(_identity(weight.T, by_row=False))
+        if matmuls is None:
             raise ModelLoadError(
                 f"the exported model does not multiply by the weight of {name} as the checkpoint has it, so that it "
                 "cannot be kept in few bits; set generate.weights: f32."
             )
         blocked = layer.blocked()
-        for matmul in found:
+        for matmul in matmuls:
             source = matmul.input(0).get_source_output()
             # Layers that share an input and its order share the operation that orders it.
             key = (source.get_node().get_name(), source.get_index(), _bytes(blocked.order))
             x = inputs.setdefault(key, ordered(source, blocked.order))
-            made = product(x, blocked, f"{name}.weight")
-            made.set_friendly_name(matmul.get_friendly_name())
-            made.output(0).get_tensor().set_names(matmul.output(0).get_names())
+            packed = product(x, blocked, f"{name}.weight")
+            packed.set_friendly_name(matmul.get_friendly_name())
+            packed.output(0).get_tensor().set_names(matmul.output(0).get_names())
             for user in matmul.output(0).get_target_inputs():
-                user.replace_source_output(made.output(0))
+                user.replace_source_output(packed.output(0))
     model.validate_nodes_and_infer_types()
 
 
 def _products(model: ov.Model) -> dict[tuple[Any, ...], list[Any]]:
     """Returns the matrix products with a constant, by the constant's identity."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
+    products: dict[tuple[Any, ...], list[Any]] = {}
     for operation in model.get_ops():
         if operation.get_type_name() != "MatMul" or operation.get_attributes()["transpose_a"]:
             continue
         constant = operation.input(1).get_source_output().get_node()
         if constant.get_type_name() == "Constant" and constant.get_element_type() == ov.Type.f32:
             by_row = bool(operation.get_attributes()["transpose_b"])
-            found.setdefault(_identity(constant.data, by_row=by_row), []).append(operation)
-    return found
+            products.setdefault(_identity(constant.data, by_row=by_row), []).append(operation)
+    return products
 
 
 def _identity(weight: NDArray[Any], *, by_row: bool) -> tuple[Any, ...]:
@@ -140,10 +140,10 @@ def name_weights(model: ov.Model, named: Iterable[tuple[str, NDArray[Any]]]) -> 
         model: Has them as float32.
         named: Names and weights, of which the model may have the transposed ones.
     """
-    found = {_digest(node.data): node for node in _weights(model) if node.get_element_type() == ov.Type.f32}
+    constants = {_digest(node.data): node for node in _weights(model) if node.get_element_type() == ov.Type.f32}
     for name, weight in named:
         for each in (weight, weight.T):
-            if (node := found.get(_digest(each))) is not None:
+            if (node := constants.get(_digest(each))) is not None:
                 node.set_friendly_name(name)
                 break
 

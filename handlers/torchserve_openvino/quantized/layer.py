@@ -37,9 +37,9 @@ class QuantizedLinear:
         weight = weight.reshape(self.values.shape)
         if blocked.order is None:
             return weight
-        found = np.empty_like(weight)
-        found[:, blocked.order] = weight
-        return found
+        dense = np.empty_like(weight)
+        dense[:, blocked.order] = weight
+        return dense
 
     def blocked(self) -> "Blocked":
         """Returns the weight with the columns of each group side by side, in blocks of equal size."""
@@ -84,11 +84,11 @@ def unpacked(words: NDArray[Any], bits: int) -> Integers:
         words: ``[..., words]``, int32 or uint32.
         bits: 4 or 8.
     """
-    found = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
+    octets = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
     if bits == 8:
-        return found
-    pairs = np.stack((found & 0xF, found >> 4), axis=-1)
-    return pairs.reshape(*found.shape[:-1], -1)
+        return octets
+    pairs = np.stack((octets & 0xF, octets >> 4), axis=-1)
+    return pairs.reshape(*octets.shape[:-1], -1)
 
 
 def packed(values: Integers, bits: int) -> Integers:

@@ -86,12 +86,12 @@ def _one_of(section: Mapping[str, Any], field: str, supported: tuple[Any, ...], 
 
 def _format(section: Mapping[str, Any], fields: tuple[str, ...], supported: tuple[str, ...]) -> str:
     """Returns the layout of the packed tensors, which writers name in one of several fields or in all of them."""
-    found = {field: section[field] for field in fields if section.get(field) is not None}
-    for field in found:
+    formats = {field: section[field] for field in fields if section.get(field) is not None}
+    for field in formats:
         _one_of(section, field, supported)
-    if len({str(value).lower() for value in found.values()}) > 1:
-        raise ModelLoadError(f"config.json: {SECTION} names two formats: {found}. Keep the right one.")
-    return str(next(iter(found.values()), supported[0])).lower()
+    if len({str(value).lower() for value in formats.values()}) > 1:
+        raise ModelLoadError(f"config.json: {SECTION} names two formats: {formats}. Keep the right one.")
+    return str(next(iter(formats.values()), supported[0])).lower()
 
 
 def _unknown_extras(section: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

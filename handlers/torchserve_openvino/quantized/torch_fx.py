@@ -87,8 +87,8 @@ class _Decomposition:
         for node in self._model.graph.nodes:
             self._values[node] = self._value(node)
         self._graph._codegen = self._model.graph._codegen
-        made = GraphModule({**dict(self._model.named_modules()), **self._root}, self._graph)
-        return made.eval()
+        decomposed = GraphModule({**dict(self._model.named_modules()), **self._root}, self._graph)
+        return decomposed.eval()
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -111,21 +111,21 @@ class _Decomposition:
         return self._values[node].node
 
     def _attribute(self, node: Node) -> Any:
-        found: Any = self._model
+        attribute: Any = self._model
         for name in str(node.target).split("."):
-            found = getattr(found, name)
+            attribute = getattr(attribute, name)
         name = str(node.target).replace(".", "_")
-        self._root[name] = found
+        self._root[name] = attribute
         return self._graph.get_attr(name)
 
     def _number(self, argument: Any) -> Any:
         """Returns a number that the original graph holds as a buffer."""
         if not isinstance(argument, Node):
             return argument
-        found: Any = self._model
+        attribute: Any = self._model
         for name in str(argument.target).split("."):
-            found = getattr(found, name)
-        return found.item()
+            attribute = getattr(attribute, name)
+        return attribute.item()
 
     def _module(self, node: Node, module: nn.Module) -> _Value:
         source = self._values[node.args[0]]  # type: ignore[index]
@@ -134,8 +134,8 @@ class _Decomposition:
             return self._convolution(node, module, source, call, relu)
         if type(module) in _LINEARS and source.scale is not None:
             weight, bias = self._weight(node.name, module)
-            found = self._graph.call_function(F.linear, (source.node, weight, bias))
-            return self._requantised(found, module, relu=_LINEARS[type(module)])
+            product = self._graph.call_function(F.linear, (source.node, weight, bias))
+            return self._requantised(product, module, relu=_LINEARS[type(module)])
         if isinstance(module, nnq.Quantize):
             return self._quantised(source.node, float(module.scale), int(module.zero_point), module.dtype)
         if isinstance(module, nnq.DeQuantize):
@@ -158,29 +158,29 @@ class _Decomposition:
             call, relu = _BINARY[packet]
             return self._binary(node, call, relu)
         if packet is _ops.cat:
-            given: list[Any] = [*node.args, *node.kwargs.values()]
-            parts, axis, scale, zero = given[:4]
-            found = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))
-            return self._quantised(found, self._number(scale), self._number(zero), torch.quint8)
+            arguments: list[Any] = [*node.args, *node.kwargs.values()]
+            parts, axis, scale, zero = arguments[:4]
+            joined = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))
+            return self._quantised(joined, self._number(scale), self._number(zero), torch.quint8)
         scales = {self._values[source].scale for source in node.all_input_nodes}
-        made = self._graph.node_copy(node, self._of)
+        copied = self._graph.node_copy(node, self._of)
         if scales <= {None}:
             if str(packet).startswith("quantized."):
                 raise UnknownLayerError(f"{node.name} is {packet}")
-            return _Value(made)
+            return _Value(copied)
         keeps = target in _KEEP_SCALE or (node.op == "call_method" and target in _KEEP_SCALE_METHODS)
         if not keeps or len(scales - {None}) != 1:
             raise UnknownLayerError(f"{node.name} computes {target} on quantised tensors")
-        return self._quantised(made, *next(scale for scale in scales if scale is not None))
+        return self._quantised(copied, *next(scale for scale in scales if scale is not None))
 
     def _binary(self, node: Node, call: Callable[..., Any], relu: bool) -> _Value:
         x, y, scale, zero = node.args
         left, right = (self._values[each] if isinstance(each, Node) else _Value(each) for each in (x, y))
-        found = self._graph.call_function(call, (left.node, right.node))
+        result = self._graph.call_function(call, (left.node, right.node))
         if relu:
-            found = self._graph.call_function(torch.relu, (found,))
+            result = self._graph.call_function(torch.relu, (result,))
         dtype = next(each.scale[2] for each in (left, right) if each.scale is not None)
-        return self._quantised(found, self._number(scale), self._number(zero), dtype)
+        return self._quantised(result, self._number(scale), self._number(zero), dtype)
 
     # --- layers -----------------------------------------------------------------------------------------------
 
@@ -190,10 +190,10 @@ class _Decomposition:
         if module.padding_mode != "zeros":
             pads = [size for size in reversed(module.padding) for _ in range(2)]
             x, padding = self._graph.call_function(F.pad, (x, pads, module.padding_mode)), 0
-        found = self._graph.call_function(
+        convolved = self._graph.call_function(
             call, (x, weight, bias, module.stride, padding, module.dilation, module.groups)
         )  # fmt: skip
-        return self._requantised(found, module, relu=relu)
+        return self._requantised(convolved, module, relu=relu)
 
     def _weight(self, name: str, module: Any) -> tuple[Node, Node | None]:
         """Returns a layer's weight, dequantised from 8 bits, and its bias."""
@@ -202,13 +202,13 @@ class _Decomposition:
         low, high, dtype = _RANGES[packed.dtype]
         values = self._constant(f"{name}_weight", packed.int_repr())
         if axis is None:
-            given: tuple[Any, ...] = (packed.q_scale(), packed.q_zero_point())
+            steps: tuple[Any, ...] = (packed.q_scale(), packed.q_zero_point())
             operator: Any = torch.ops.quantized_decomposed.dequantize_per_tensor.default
         else:
             scales = self._constant(f"{name}_scales", packed.q_per_channel_scales().float())
-            given = (scales, self._constant(f"{name}_zeros", packed.q_per_channel_zero_points().long()), axis)
+            steps = (scales, self._constant(f"{name}_zeros", packed.q_per_channel_zero_points().long()), axis)
             operator = torch.ops.quantized_decomposed.dequantize_per_channel.default
-        weight = self._graph.call_function(operator, (values, *given, low, high, dtype))
+        weight = self._graph.call_function(operator, (values, *steps, low, high, dtype))
         return weight, self._constant(f"{name}_bias", bias.detach()) if bias is not None else None
 
     def _constant(self, name: str, value: torch.Tensor) -> Node:
@@ -228,5 +228,5 @@ class _Decomposition:
             torch.ops.quantized_decomposed.quantize_per_tensor.default,
             torch.ops.quantized_decomposed.dequantize_per_tensor.default,
         )
-        found = self._graph.call_function(there, (x, scale, zero, low, high, plain))
-        return _Value(self._graph.call_function(back, (found, scale, zero, low, high, plain)), (scale, zero, dtype))
+        integers = self._graph.call_function(there, (x, scale, zero, low, high, plain))
+        return _Value(self._graph.call_function(back, (integers, scale, zero, low, high, plain)), (scale, zero, dtype))

@@ -39,8 +39,8 @@ def precisions(kernels: Iterable[Kernel]) -> dict[str, float]:
     for kernel in known:
         shares[kernel.precision] += (kernel.seconds or 0.0) if timed else 1.0
     total = sum(shares.values())
-    found = {name: round(share / total, 4) for name, share in shares.items()}
-    return {name: share for name, share in sorted(found.items(), key=lambda each: -each[1]) if share}
+    rounded = {name: round(share / total, 4) for name, share in shares.items()}
+    return {name: share for name, share in sorted(rounded.items(), key=lambda each: -each[1]) if share}
 
 
 def by_kind(kernels: Iterable[Kernel]) -> list[dict[str, Any]]:
@@ -75,10 +75,10 @@ def kept_in_floats(kernels: Iterable[Kernel], float_layers: Mapping[str, int]) -
     Returns:
         ``op``, ``count`` and ``why`` of each: layers whose input is not quantised, by operator; the rest by kernel.
     """
-    found = [{"op": name, "count": count, "why": "its input is not quantised"} for name, count in float_layers.items()]
+    layers = [{"op": name, "count": count, "why": "its input is not quantised"} for name, count in float_layers.items()]
     left = sum(float_layers.values())
     for kernel, count in Counter(k.kind for k in kernels if k.kind in _LAYERS and k.precision in _FLOATS).items():
         more, left = max(0, count - left), max(0, left - count)
         if more:
-            found.append({"op": kernel, "count": more, "why": "OpenVINO has no kernel of 8 bits for this form of it"})
-    return found
+            layers.append({"op": kernel, "count": more, "why": "OpenVINO has no kernel of 8 bits for this form of it"})
+    return layers

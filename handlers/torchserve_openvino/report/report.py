@@ -130,11 +130,11 @@ class CompileReport:
             entry = dataclasses.asdict(graph)
             entry["ops_on_openvino"] = graph.ops_on_openvino
             for part, shown in zip(graph.partitions, entry["partitions"], strict=True):
-                found = t.kernels(part)
-                shown |= {"precisions": precisions(found), "kernels": by_kind(found)}
+                kernels_of_part = t.kernels(part)
+                shown |= {"precisions": precisions(kernels_of_part), "kernels": by_kind(kernels_of_part)}
                 if quantizes(part.op_counts):
-                    shown["kept_in_floats"] = kept_in_floats(found, part.float_layers)
-                kernels += found
+                    shown["kept_in_floats"] = kept_in_floats(kernels_of_part, part.float_layers)
+                kernels += kernels_of_part
             graphs.append(entry)
         plain = {
             "schema": SCHEMA,

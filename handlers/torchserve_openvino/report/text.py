@@ -17,7 +17,7 @@ def summary_line(report: dict[str, Any]) -> str:
         f"{s['graphs']} graph(s), {s['partitions']} partition(s), fallbacks {s['fallbacks']}{detail}, "
         f"graph breaks {s['graph_breaks']}, recompiles {s['recompiles']}, "
         f"compiled in {s['compile_seconds']:.2f} s, device {s['device'] or '?'}, precision {s['precision'] or '?'}"
-        + (f" ({shares(found)} of the time)" if len(found := s.get("precisions", {})) > 1 else "")
+        + (f" ({shares(precisions)} of the time)" if len(precisions := s.get("precisions", {})) > 1 else "")
         + (f", backend {backend}" if (backend := report["config"].get("backend")) else "")
         + (", not verified" if report["verify"].get("skipped") else "")
     )

@@ -38,8 +38,8 @@ class VerifyRecord:
     @property
     def shadow(self) -> dict[str, Any]:
         """What `state_shadow` recorded; empty if ``verify.shadow`` is 0."""
-        found: dict[str, Any] = self._facts.get("shadow", {})
-        return found
+        shadow: dict[str, Any] = self._facts.get("shadow", {})
+        return shadow
 
     @property
     def passed(self) -> bool:

@@ -37,8 +37,8 @@ class Modes:
 
         Many handlers forget `torch.no_grad`, although no gradients of their answers are used.
         """
-        found = cls.now()
-        return replace(found, grad=found.grad and any(tensor.requires_grad for tensor in output_tensors(inputs)))
+        current = cls.now()
+        return replace(current, grad=current.grad and any(tensor.requires_grad for tensor in output_tensors(inputs)))
 
     @contextmanager
     def on(self) -> Iterator[None]:

@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 def violations(report: CompileReport, policy: FallbackSection) -> list[str]:
     """Returns what the report shows and ``handler.openvino.fallback`` does not allow, a sentence each."""
-    found = [_sentence(fallback) for fallback in _forbidden(report.fallbacks, policy)]
+    sentences = [_sentence(fallback) for fallback in _forbidden(report.fallbacks, policy)]
     summary = report.summary
     if (summary.graphs or summary.ops_total) and summary.coverage < policy.min_coverage:
-        found.append(
+        sentences.append(
             f"coverage is {summary.coverage:.1%} ({summary.ops_on_openvino} of {summary.ops_total} ops on OpenVINO), "
             f"below min_coverage {policy.min_coverage:.1%}"
         )
-    return found
+    return sentences
 
 
 def admit(report: CompileReport, policy: FallbackSection) -> None:
@@ -29,10 +29,10 @@ def admit(report: CompileReport, policy: FallbackSection) -> None:
     Raises:
         PolicyViolationError: More falls back than is allowed, and ``on_violation`` is ``refuse``.
     """
-    found = violations(report, policy)
-    if found and policy.on_violation == "refuse":
-        raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(found))
-    for sentence in found:
+    sentences = violations(report, policy)
+    if sentences and policy.on_violation == "refuse":
+        raise PolicyViolationError("handler.openvino.fallback is not met: " + "; ".join(sentences))
+    for sentence in sentences:
         logger.warning("handler.openvino.fallback: %s", sentence)
 
 

@@ -85,7 +85,7 @@ class Board:
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the last state of each running worker, with its pid; removes the files of workers that ended."""
-        found = []
+        entries = []
         for path in sorted(self._folder.glob("*.json")) if self._folder.is_dir() else ():
             if not path.stem.isdecimal() or not _lives(int(path.stem)):
                 path.unlink(missing_ok=True)
@@ -98,8 +98,8 @@ class Board:
                 logger.warning("The report of worker %s cannot be read: %s", path.stem, error)
                 continue
             if isinstance(facts, dict):
-                found.append({"pid": int(path.stem), **facts})
-        return found
+                entries.append({"pid": int(path.stem), **facts})
+        return entries
 
 
 def _lives(pid: int) -> bool:

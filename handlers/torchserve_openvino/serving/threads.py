@@ -155,19 +155,19 @@ class _Number(NamedTuple):
     key: str
 
 
-def plan_for(config: ServingConfig, siblings: int, workers: int | None = None) -> ThreadPlan:
+def plan_for(config: ServingConfig, running: int, workers: int | None = None) -> ThreadPlan:
     """Plans the threads of one worker of a model; see `plan_threads`.
 
     Args:
         config: The model's settings.
-        siblings: Workers of the model that run by now.
+        running: Workers of the model that run by now.
         workers: Workers that the host starts; None if it does not say, so that the YAML counts.
     """
     keys, section, backend = config.torchserve, config.openvino, config.backend
     return plan_threads(
         section.threads,
         # More workers may run than the YAML says: by TorchServe's default, or when scaled at run time.
-        workers=workers or max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), siblings),
+        workers=workers or max(int(keys.get("maxWorkers", keys.get("minWorkers", 1))), running),
         streams=section.execution.streams,
         throughput=section.execution.mode == "throughput",
         ov_config=backend.options.config if backend is not None else {},
@@ -257,8 +257,8 @@ def _integer(value: Any) -> int | None:
 
 def _users_environment() -> dict[str, str]:
     """Returns the thread variables of this process's environment that are not empty and that `apply` did not write."""
-    found = {name: os.environ.get(name, "").strip() for name in _VARIABLES}
-    return {name: value for name, value in found.items() if value and _written.get(name) != value}
+    values = {name: os.environ.get(name, "").strip() for name in _VARIABLES}
+    return {name: value for name, value in values.items() if value and _written.get(name) != value}
 
 
 def _share(setting: int | Literal["auto"], env: Mapping[str, str], cores: int, workers: int) -> _Number:

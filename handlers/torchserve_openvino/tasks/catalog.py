@@ -329,5 +329,7 @@ def _guessed_conditional(name: str, config: Mapping[str, Any]) -> Guess:
 
 def _guessed_audio(name: str) -> Guess:
     """Guesses among the audio tasks, whose models' heads have the names of text models' heads."""
-    found = next((task for task in TASKS.values() if task.extra == "audio" and name.endswith(task.heads)), None)
-    return Guess(found, f"the architecture {name}" if found else f"no audio task is known for the architecture {name}")
+    audio_task = next((task for task in TASKS.values() if task.extra == "audio" and name.endswith(task.heads)), None)
+    if audio_task is None:
+        return Guess(None, f"no audio task is known for the architecture {name}")
+    return Guess(audio_task, f"the architecture {name}")

@@ -73,11 +73,11 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
         ("refusal", "serialization", TypeAdapter(Refusal)),
     ]
     if handler.explanation_parameters is not None:
-        asked = _request("Explained", handler, handler.explanation_parameters)
-        forms.append(("explanation_request", "validation", TypeAdapter(asked)))
+        explanation = _request("Explained", handler, handler.explanation_parameters)
+        forms.append(("explanation_request", "validation", TypeAdapter(explanation)))
         forms.append(("explanation", "serialization", TypeAdapter(handler.explanations)))
-    found, common = TypeAdapter.json_schemas(forms, schema_generator=_Untitled)  # type: ignore[arg-type]
-    made: Mapping[str, Any] = {name: schema for (name, _), schema in found.items()}
+    schemas, common = TypeAdapter.json_schemas(forms, schema_generator=_Untitled)  # type: ignore[arg-type]
+    definitions: Mapping[str, Any] = {name: schema for (name, _), schema in schemas.items()}
     each = {"anyOf": [_ref("answer"), _ref("refusal")]}
     about = TASKS[handler.task]
     return {
@@ -89,25 +89,25 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
             "request": _ref("request"),
             "answer": {"anyOf": [_ref("answer"), _ref("answers"), _ref("refusal")]},
         },
-        "$defs": {**common.get("$defs", {}), **made, "answers": {"type": "array", "items": each}},
+        "$defs": {**common.get("$defs", {}), **definitions, "answers": {"type": "array", "items": each}},
     }
 
 
 def _request(name: str, handler: type[HasForms], parameters: Any) -> Any:
     """Returns the type of a request with some parameters, whose models' names begin with ``name``."""
     needed = any(field.is_required() for field in parameters.model_fields.values())
-    given: Any = (parameters, ...) if needed else (parameters | None, None)
+    settings: Any = (parameters, ...) if needed else (parameters | None, None)
     takes: Any = handler.takes
     inputs: Any = takes | Annotated[list[takes], Field(min_length=1)]
     strict = ConfigDict(extra="forbid")
-    request: Any = create_model(f"{name}Request", __config__=strict, inputs=(inputs, ...), parameters=given)
+    request: Any = create_model(f"{name}Request", __config__=strict, inputs=(inputs, ...), parameters=settings)
     if handler.fields:
         # Such an input needs no "inputs" around it.
-        request |= create_model(f"{name}Input", __base__=takes, parameters=given)
+        request |= create_model(f"{name}Input", __base__=takes, parameters=settings)
     if handler.flat and not name:
         # Of such a request, the parameters stand beside the input.
-        given = {handler.flat: (inputs, ...)}
-        request |= create_model("Prompt", __base__=parameters, **given)
+        flat: Any = {handler.flat: (inputs, ...)}
+        request |= create_model("Prompt", __base__=parameters, **flat)
     return request
 
 

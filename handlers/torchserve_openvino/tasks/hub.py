@@ -136,7 +136,7 @@ class HubHandler(ItemHandler):
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         if owners is None:
-            items = [Addressed(item, path_of(context, place)) for place, item in enumerate(items)]
+            items = [Addressed(item, path_of(context, index)) for index, item in enumerate(items)]
         return super()._answered(items, context, owners)
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
@@ -248,8 +248,8 @@ class HubHandler(ItemHandler):
 
     def mapping_of(self, number: int) -> str | None:
         """Returns a label's name in the archive's index_to_name.json, which wins over the model's own."""
-        found = (self.mapping or {}).get(str(number))
-        return str(found[-1] if isinstance(found, list) else found) if found is not None else None
+        label = (self.mapping or {}).get(str(number))
+        return str(label[-1] if isinstance(label, list) else label) if label is not None else None
 
 
 def _ask_of(form: Form) -> RequestBody:

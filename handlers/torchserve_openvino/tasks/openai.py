@@ -38,9 +38,9 @@ class RequestError(InvalidInputError):
         self.param, self.code, self.status = param, code, status
 
 
-def path_of(context: Any, place: int) -> str:
+def path_of(context: Any, index: int) -> str:
     """Returns what follows model and version in a request's URL, without slashes around it; empty for nothing."""
-    return str(context.get_request_header(place, _PATH) or "").strip("/")
+    return str(context.get_request_header(index, _PATH) or "").strip("/")
 
 
 def unknown_path(path: str, known: str) -> RequestError:
@@ -145,14 +145,14 @@ def _refuse_other(name: str, value: Any, unsupported: Mapping[str, tuple[Any, ..
     raise RequestError(f"{name} is not supported here: leave it out{instead}", param=name, code="unsupported_field")
 
 
-def _path(places: tuple[int | str, ...], known: Mapping[str, Any]) -> str:
+def _path(location: tuple[int | str, ...], known: Mapping[str, Any]) -> str:
     """Returns where a value is wrong, as in ``messages[0].content``; names of types in a union are left out."""
     path = ""
-    for depth, place in enumerate(places):
-        if isinstance(place, int):
-            path += f"[{place}]"
-        elif depth == 0 and place in known:
-            path = place
-        elif place.isidentifier() and place not in {"str", "int", "float", "bool"}:
-            path += f".{place}"
+    for depth, step in enumerate(location):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif depth == 0 and step in known:
+            path = step
+        elif step.isidentifier() and step not in {"str", "int", "float", "bool"}:
+            path += f".{step}"
     return path

@@ -87,8 +87,8 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
     if fields and fields <= value.keys():
         return {name: each for name, each in value.items() if name != "parameters"}, parameters
     keys = ", ".join(map(repr, list(value)[:5])) or "no key"
-    wanted = f" or {listed(sorted(fields))}" if fields else ""
-    raise InvalidInputError(f'the JSON object needs "inputs"{wanted}; it has {keys}')
+    alternatives = f" or {listed(sorted(fields))}" if fields else ""
+    raise InvalidInputError(f'the JSON object needs "inputs"{alternatives}; it has {keys}')
 
 
 def parsed(value: Any, max_bytes: int, key: str) -> Any:
@@ -128,20 +128,20 @@ def _decoded(raw: bytes) -> str:
         raise InvalidInputError(f"the body is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def parameters_of(kind: type[_P], given: Mapping[str, Any]) -> _P:
+def parameters_of(kind: type[_P], values: Mapping[str, Any]) -> _P:
     """Checks a request's parameters.
 
     Raises:
         InvalidInputError: A parameter is unknown or has a value that is not valid; the message names it.
     """
-    check_characters(given, "parameters")
-    unknown = next((name for name in given if name not in kind.model_fields), None)
+    check_characters(values, "parameters")
+    unknown = next((name for name in values if name not in kind.model_fields), None)
     if unknown is not None:
         known = sorted(kind.model_fields)
         hint = nearest(str(unknown), known)
         valid = f"valid parameters: {listed(known)}" if known else "this task takes none"
         raise InvalidInputError(f"unknown parameter {unknown!r}; {valid}.{f' Did you mean {hint!r}?' if hint else ''}")
-    return checked(lambda: kind.model_validate(dict(given)), "parameters")
+    return checked(lambda: kind.model_validate(dict(values)), "parameters")
 
 
 def checked(read: Callable[[], Any], what: str) -> Any:
@@ -154,8 +154,8 @@ def checked(read: Callable[[], Any], what: str) -> Any:
         return read()
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, (what, *first["loc"])))
-        raise InvalidInputError(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        location = ".".join(map(str, (what, *first["loc"])))
+        raise InvalidInputError(f"{location}: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
 
 
 def check_characters(value: Any, what: str) -> None:

@@ -194,8 +194,8 @@ def convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _held_by(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Converts values to a dtype; None if it cannot hold all of them exactly."""
-    found = tensor.to(dtype)
-    return found if torch.equal(found.to(tensor.dtype), tensor) else None
+    converted = tensor.to(dtype)
+    return converted if torch.equal(converted.to(tensor.dtype), tensor) else None
 
 
 def _keys(value: Mapping[str, Any]) -> str:
@@ -204,21 +204,21 @@ def _keys(value: Mapping[str, Any]) -> str:
 
 def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int) -> torch.Tensor:
     """Converts nested lists to a tensor; integers become int64, floats float32, unless ``dtype`` names a torch type."""
-    wanted = None
+    declared = None
     if dtype is not None:
-        wanted = JSON_TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else None
-        if wanted is None:
+        declared = JSON_TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else None
+        if declared is None:
             raise InvalidInputError(f"dtype {dtype!r} is not one of {listed(list(JSON_TYPES))}")
     array = array_of(
         value,
         what,
         max_bytes=max_bytes,
         key=_KEY,
-        item_bytes=torch.float64.itemsize if wanted is None else wanted.itemsize,
+        item_bytes=torch.float64.itemsize if declared is None else declared.itemsize,
     )
     tensor = torch.from_numpy(array)
     default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
-    return _as(tensor, wanted or default, what)
+    return _as(tensor, declared or default, what)
 
 
 def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
@@ -229,10 +229,10 @@ def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
     """
     if dtype.is_floating_point or dtype.is_complex:
         return tensor.to(dtype)
-    found = _held_by(tensor, dtype)
-    if found is None:
+    converted = _held_by(tensor, dtype)
+    if converted is None:
         raise InvalidInputError(f"{what} has a value that {str(dtype).removeprefix('torch.')} cannot hold")
-    return found
+    return converted
 
 
 def _from_kserve(value: Mapping[str, Any], max_bytes: int) -> TensorRequest:

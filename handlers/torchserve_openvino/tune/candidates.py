@@ -72,8 +72,8 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
     own = max(1, cores // workers) if threads == "auto" else int(threads)
     streams = 1
     if execution.get("mode") == "throughput":
-        asked = execution.get("streams", "auto")
-        streams = min(own, 4) if asked == "auto" else int(asked)
+        setting = execution.get("streams", "auto")
+        streams = min(own, 4) if setting == "auto" else int(setting)
     hint = precision_of(config)
     engine = Engine(hint, own, streams)
     batch_size, delay = int(config.get("batchSize", 1)), int(config.get("maxBatchDelay", 100))

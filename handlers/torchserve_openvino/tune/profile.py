@@ -173,6 +173,6 @@ def wrong_answer(
 ) -> str | None:
     """Returns which answer is wrong and how; None if all are right."""
     for body, before, after in zip(bodies, expected, answers, strict=True):
-        if found := difference(before, after, precision):
-            return f"wrong answer to {body.path.name}: {found}"
+        if flaw := difference(before, after, precision):
+            return f"wrong answer to {body.path.name}: {flaw}"
     return None

@@ -94,7 +94,7 @@ def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None
         return _compare_numbers([before], [after], tolerance, path)
     else:
         return None if before == after else f"{path} is {str(after)[:80]!r} instead of {str(before)[:80]!r}"
-    return next((found for name, a, b in parts if (found := _compare(a, b, tolerance, name))), None)
+    return next((flaw for name, a, b in parts if (flaw := _compare(a, b, tolerance, name))), None)
 
 
 def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> str | None:

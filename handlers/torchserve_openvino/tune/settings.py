@@ -104,12 +104,12 @@ class Settings(BaseModel):
             raise ConfigError("the goal latency needs a rate to hold; name it: --rate 40.", key="rate")
 
 
-def read_settings(file: Path | None, given: dict[str, Any]) -> Settings:
+def read_settings(file: Path | None, arguments: dict[str, Any]) -> Settings:
     """Returns the settings of a YAML file, overridden by those of the command line.
 
     Args:
         file: A YAML file with the fields of `Settings`; None without one.
-        given: Fields from the command line; None is not set.
+        arguments: Fields from the command line; None is not set.
 
     Raises:
         ConfigError: A key is unknown, or a value is out of range.
@@ -122,7 +122,7 @@ def read_settings(file: Path | None, given: dict[str, Any]) -> Settings:
             raise ConfigError(f"cannot be read: {error}", place=str(file)) from error
         if not isinstance(fields, dict):
             raise ConfigError("must be a mapping, such as {p99: 50ms, goal: throughput}.", place=str(file))
-    fields = {**fields, **{key: value for key, value in given.items() if value is not None}}
+    fields = {**fields, **{key: value for key, value in arguments.items() if value is not None}}
     try:
         settings = Settings(**fields)
     except (ValidationError, TypeError) as error:

@@ -25,12 +25,12 @@ def changed_yaml(text: str, name: str, changed: Mapping[KeyPath, Any], comments:
     Raises:
         ConfigError: A key can't be set without changing something else: an alias, a merge key, an unusual layout.
     """
-    wanted = with_changes(parse_yaml(text, name).data, changed)
+    expected = with_changes(parse_yaml(text, name).data, changed)
     result = text
     for path, value in changed.items():
         result = _set(result, path, value, comments.get(path, ""))
     try:
-        right = parse_yaml(result, name).data == wanted
+        right = parse_yaml(result, name).data == expected
     except ConfigError:
         right = False
     if not right:

@@ -339,7 +339,7 @@ def test_symbolic_sizes_beside_a_dimension_of_1(function: Callable[[Tensor], Ten
 def test_a_wrong_shape_from_openvino_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchserve_openvino.backend.conversion import convert
 
-    others = tuple(each for each in convert.FX_PASSES if each.name != "rewrite")
+    others = tuple(each for each in convert.FX_PASSES if each.name != "keep_reduced_dimensions")
     monkeypatch.setattr(convert, "FX_PASSES", others)
     with torch.no_grad():
         report = assert_right(lambda x: x.sum(0).t(), *two((3, 5, 1)), dynamic=True)

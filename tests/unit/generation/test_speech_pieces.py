@@ -13,7 +13,7 @@ from speech_models import WINDOW, whisper
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import GenerationError, InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.generation.speech.proof import made_up, prove
-from torchserve_openvino.generation.speech.recordings import Passes, Wanted
+from torchserve_openvino.generation.speech.recordings import Passes, TranscriptionSettings
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper, stand_in
 from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WIDTH, WhisperDecoder
@@ -86,11 +86,11 @@ def test_a_text_that_is_too_long_and_scores_that_are_no_numbers(eager: SpeechMod
 
 
 WANTED = {
-    "plain": Wanted(),
-    "times": Wanted(timestamps=True),
-    "translated": Wanted(language="<|de|>", task="translate", max_new_tokens=17),
-    "beams": Wanted(num_beams=3, timestamps=True),
-    "prompt": Wanted(prompt=(37, 9, 0, 8, *range(5, 18))),
+    "plain": TranscriptionSettings(),
+    "times": TranscriptionSettings(timestamps=True),
+    "translated": TranscriptionSettings(language="<|de|>", task="translate", max_new_tokens=17),
+    "beams": TranscriptionSettings(num_beams=3, timestamps=True),
+    "prompt": TranscriptionSettings(prompt=(37, 9, 0, 8, *range(5, 18))),
 }
 QUICK = {("short", "plain"), ("long", "times"), ("short", "prompt")}
 
@@ -114,20 +114,27 @@ def test_recordings_in_company_are_heard_as_alone_by_the_model(eager, in_pieces,
 @pytest.mark.slow
 def test_what_a_text_goes_on_from(tmp_path: Path) -> None:
     eager = opened(whisper(tmp_path, condition_on_prev_tokens=True))
-    assert not eager.joins(Wanted(), short=False) and eager.joins(Wanted(), short=True)
+    assert not eager.joins(TranscriptionSettings(), short=False) and eager.joins(TranscriptionSettings(), short=True)
     in_pieces = eager.like(stand_in(eager.model, WhisperDecoder(eager.model, (2,))), lambda: None)
     for samples in LONG:
         sound = eager.sound(samples)
-        wanted = Wanted(timestamps=True, max_new_tokens=12)
+        wanted = TranscriptionSettings(timestamps=True, max_new_tokens=12)
         assert in_pieces.transcribe([sound], wanted) == eager.transcribe([sound], wanted)
 
 
 def test_groups(eager: SpeechModel) -> None:
     sounds = [eager.sound(samples) for samples in (*SHORT, *LONG)]
-    german, drawn = Wanted(language="<|de|>"), Wanted(temperature=0.5)
-    wanted = [Wanted(), german, Wanted(), Wanted(), drawn, Wanted()]
+    german, drawn = TranscriptionSettings(language="<|de|>"), TranscriptionSettings(temperature=0.5)
+    wanted = [
+        TranscriptionSettings(),
+        german,
+        TranscriptionSettings(),
+        TranscriptionSettings(),
+        drawn,
+        TranscriptionSettings(),
+    ]
     assert eager.groups(list(zip(sounds, wanted, strict=True)), 4) == [[0, 2], [1], [3, 5], [4]]
-    assert eager.groups([(sounds[0], Wanted())] * 5, 2) == [[0, 1], [2, 3], [4]]
+    assert eager.groups([(sounds[0], TranscriptionSettings())] * 5, 2) == [[0, 1], [2, 3], [4]]
 
 
 def test_languages_tasks_and_prompts(eager: SpeechModel, tmp_path: Path) -> None:
@@ -140,17 +147,20 @@ def test_languages_tasks_and_prompts(eager: SpeechModel, tmp_path: Path) -> None
     with pytest.raises(InvalidInputError, match=r"prompt: .*<\|en\|>"):
         eager.prompt("<|en|>")
     one = opened(whisper(tmp_path, multilingual=False, timed=False))
-    assert one.task("transcribe") is None and one.transcribe([one.sound(SHORT[0])], Wanted())[0].language == "english"
+    assert (
+        one.task("transcribe") is None
+        and one.transcribe([one.sound(SHORT[0])], TranscriptionSettings())[0].language == "english"
+    )
     with pytest.raises(InvalidInputError, match="task is 'translate'; this model has transcribe only"):
         one.task("translate")
     with pytest.raises(InvalidInputError, match="one language only"):
         one.language("en")
     with pytest.raises(InvalidInputError, match="return_timestamps needs a model that writes times"):
-        one.check(Wanted(timestamps=True), one.sound(SHORT[0]))
+        one.check(TranscriptionSettings(timestamps=True), one.sound(SHORT[0]))
     with pytest.raises(InvalidInputError, match=f"more than {WINDOW} s needs a model that writes times"):
-        one.check(Wanted(), one.sound(LONG[0]))
+        one.check(TranscriptionSettings(), one.sound(LONG[0]))
     with pytest.raises(InvalidInputError, match="writes 40 tokens for each window of 2 s.*at most 36"):
-        one.check(Wanted(max_new_tokens=37), one.sound(SHORT[0]))
+        one.check(TranscriptionSettings(max_new_tokens=37), one.sound(SHORT[0]))
 
 
 def test_a_recording_that_takes_too_many_passes() -> None:

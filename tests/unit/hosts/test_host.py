@@ -19,8 +19,9 @@ from encoder import build
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
 from torchserve_openvino.hosts.batcher import Batcher
-from torchserve_openvino.hosts.core import Host, about, row_of
+from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.messages import Kind, Request, Response
+from torchserve_openvino.hosts.settings import ModelSettings
 
 NETWORK = """
 import torch
@@ -176,7 +177,7 @@ def test_a_full_queue_refuses(host: Host) -> None:
 
 
 def health(host: Host, *more: Request) -> list[Response]:
-    probe = Request({"body": {}}, {"openvino-health": "1", "explain": "False"})
+    probe = Request({"body": {}}, {"OpenVINO-Health": "1", "explain": "False"})
     return host.answer([*more, probe], lambda *_: None)
 
 
@@ -382,7 +383,7 @@ def test_an_archive_of_torchserve_s_own_handler_is_refused(tmp_path: Path) -> No
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "no.mar").write_bytes(b"no")
-    for read in (about, lambda path: Host(path, lambda *_: None)):
+    for read in (ModelSettings.of, lambda path: Host(path, lambda *_: None)):
         with pytest.raises(PackagingError, match="cannot be read as a .mar"):
             read(tmp_path / "no.mar")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ModelLoadError, PackagingError
-from torchserve_openvino.hosts.core import about
+from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.files import archive_kind, read_samples
 from torchserve_openvino.serving.loading.hub import load_model
@@ -58,7 +58,7 @@ def test_what_inflates_too_much_is_not_unpacked(tmp_path: Path, kind: str, monke
     assert "inflates from" in check(path) and "zip-store" in check(path)
     if kind == "the manifest":
         with pytest.raises(PackagingError, match="bytes, more than"):
-            about(path)
+            ModelSettings.of(path)
 
 
 def test_weights_that_inflate_too_much_are_not_read(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_odd_content_is_named(tmp_path: Path, kind: str) -> None:
     path = packed(tmp_path / "net.mar", members)
     assert message in check(path)
     if MANIFEST in members:
-        for read in (about, lambda path: extract(path, tmp_path / "net")):
+        for read in (ModelSettings.of, lambda path: extract(path, tmp_path / "net")):
             with pytest.raises(PackagingError, match=message):
                 read(path)
 

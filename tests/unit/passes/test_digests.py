@@ -65,7 +65,7 @@ def test_a_helper_changes_the_passes_that_import_it(copy: Path) -> None:
     change(copy / "ov" / "rewiring.py", "def put_behind(", "LIMIT = 1\n\n\ndef put_behind(")
     names = changed(before, all_passes())
     assert {"keep_kernels_apart", "split_gated_products", "keep_digits_of_sums"} <= names
-    assert not names & {"pack_weights", "rewrite", "drop_renames"}
+    assert not names & {"pack_weights", "separate_copies", "drop_renames"}
 
 
 def test_a_missing_file_is_an_error(copy: Path) -> None:

@@ -75,7 +75,7 @@ class GraphBuilder:
         while True:
             constants = {part.name: self._constants(part, weights) for part in self._partitioned.parts}
             fields = self._fields(constants)
-            keys = {name: make_key("partition", found) for name, found in fields.items()}
+            keys = {name: make_key("partition", key_fields) for name, key_fields in fields.items()}
             cache = self._settings.partitions
             with cache.lock(list(keys.values())) if cache is not None else nullcontext():
                 stored = {name: cache.load(key) for name, key in keys.items()} if cache is not None else {}
@@ -161,8 +161,8 @@ class GraphBuilder:
         cache = self._settings.partitions
         if cache is None:
             return {}
-        found = {part.name: cache.fields(part, constants[part.name]) for part in self._partitioned.parts}
-        return {name: fields for name, fields in found.items() if fields is not None}
+        by_part = {part.name: cache.fields(part, constants[part.name]) for part in self._partitioned.parts}
+        return {name: fields for name, fields in by_part.items() if fields is not None}
 
     # --- converting and compiling -----------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class GraphBuilder:
         settings = self._settings
         calls: dict[str, GuardedPartition] = {}
         for part, record in zip(self._partitioned.parts, self._record.partitions, strict=True):
-            found = stored.get(part.name)
-            if found is not None:
-                compiled: CompiledPartition | None = found.run(record, settings.tracker, settings.memory)
+            entry = stored.get(part.name)
+            if entry is not None:
+                compiled: CompiledPartition | None = entry.run(record, settings.tracker, settings.memory)
             else:
                 fresh = converted[part.name]
                 built = self._compile(part, fresh, record)

@@ -29,7 +29,7 @@ def decomposed_ops(graph: Graph) -> dict[str, Decomposed]:
     Args:
         graph: AOTAutograd's lowered graph, whose nodes record the operators that they come from.
     """
-    found: dict[str, Decomposed] = {}
+    by_name: dict[str, Decomposed] = {}
     last: tuple[str, str] | None = None
     for node in graph.nodes:
         if node.op != "call_function" or not does_work(node):
@@ -39,9 +39,9 @@ def decomposed_ops(graph: Graph) -> dict[str, Decomposed]:
             last = None
             continue
         name, trace = op_name(origin), node.meta.get("stack_trace") or ""
-        entry = found.setdefault(name, Decomposed(where=where_of(node)))
+        entry = by_name.setdefault(name, Decomposed(where=where_of(node)))
         entry.count += last != (name, trace)
         part = op_name(node.target)
         entry.into[part] = entry.into.get(part, 0) + 1
         last = (name, trace)
-    return found
+    return by_name

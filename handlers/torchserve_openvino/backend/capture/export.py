@@ -80,24 +80,24 @@ class ExportedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model; exports it for each new signature, and again after the module itself has changed."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        found = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
-        if isinstance(found, Exported) and torch.is_grad_enabled() and found.binding.records_gradients:
-            found = _RECORDS_GRADIENTS
-        if isinstance(found, Exported):
+        outcome = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
+        if isinstance(outcome, Exported) and torch.is_grad_enabled() and outcome.binding.records_gradients:
+            outcome = _RECORDS_GRADIENTS
+        if isinstance(outcome, Exported):
             # The graph already contains the casts of an autocast region.
             with torch.autocast("cpu", enabled=False):
-                return found.binding.run(found.graph, leaves)
+                return outcome.binding.run(outcome.graph, leaves)
         # Counted once eager PyTorch has answered: a call that it rejects as well is no fallback.
         answer = self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
-        if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=found):
-            logger.warning("Fallback: the whole model runs in eager PyTorch: %s", found)
+        if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=outcome):
+            logger.warning("Fallback: the whole model runs in eager PyTorch: %s", outcome)
         return answer
 
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""
-        for found in self._found.values():
-            if isinstance(found, Exported):
-                found.graph.release_weights()
+        for outcome in self._found.values():
+            if isinstance(outcome, Exported):
+                outcome.graph.release_weights()
 
     def drop(self) -> None:
         """See `CompiledGraph.drop`."""
@@ -170,7 +170,7 @@ class ExportedModel:
         gm = _copied(lowered.graph_module)
         facts = binding.facts
         run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
-        where = next((found for node in gm.graph.nodes if (found := where_of(node))), "")
+        where = next((line for node in gm.graph.nodes if (line := where_of(node))), "")
         shapes = input_shapes(gm, binding.facts.static)
         record = tracker.add_graph(
             GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)

@@ -84,13 +84,13 @@ class Binding:
         return self.answer.build(answers)
 
 
-def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer: AnswerShape) -> Binding:
+def bind(program: "ExportedProgram", model: torch.nn.Module, structure: Any, answer: AnswerShape) -> Binding:
     """Reads the signature of an exported program.
 
     Args:
         program: The lowered program of a `Watched` module; it may be freed afterwards.
         model: The module itself.
-        given: Structure of ``(args, kwargs)`` as the caller passes them.
+        structure: Structure of ``(args, kwargs)`` as the caller passes them.
         answer: Structure of the result.
 
     Raises:
@@ -98,7 +98,7 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, given: Any, answer:
     """
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
-    order = _leaf_order(given, program.call_spec.in_spec)
+    order = _leaf_order(structure, program.call_spec.in_spec)
     binding = Binding(LiveTensors(model), answer)
     place_of: dict[str, int] = {}
     users = 0
@@ -174,8 +174,8 @@ def _is_attribute(model: torch.nn.Module, name: str) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _leaf_order(given: Any, exported: Any) -> list[int]:
+def _leaf_order(structure: Any, exported: Any) -> list[int]:
     """Maps each leaf of the exported program to its position among the caller's, because torch sorts keywords."""
-    args, kwargs = pytree.tree_unflatten(list(range(given.num_leaves)), given)
+    args, kwargs = pytree.tree_unflatten(list(range(structure.num_leaves)), structure)
     names = exported.child(1).context
     return pytree.tree_leaves((args, {name: kwargs[name] for name in names}))

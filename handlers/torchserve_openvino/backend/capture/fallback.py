@@ -36,10 +36,10 @@ def laid_out(graph: GraphModule) -> Callable[..., Any]:
     specs = [_spec(node) for node in (nodes if several else [nodes])]
 
     def run(*args: Any) -> Any:
-        found = graph(*args)
+        answer = graph(*args)
         results = [
             result if spec is None else as_traced(result, spec)
-            for result, spec in zip(found if several else [found], specs, strict=True)
+            for result, spec in zip(answer if several else [answer], specs, strict=True)
         ]
         return results if several else results[0]
 

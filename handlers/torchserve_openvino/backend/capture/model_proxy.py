@@ -87,8 +87,8 @@ class ModelProxy:
     def _made_again(self, model: Any) -> Any:
         self._check_copyable()
         assert self._remake is not None
-        made = self._remake(model)
-        return made.freeze() if self._freezes_copies else made
+        remade = self._remake(model)
+        return remade.freeze() if self._freezes_copies else remade
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the model and the options; unpickling compiles the model again, or loads it from the cache."""
@@ -107,5 +107,5 @@ class ModelProxy:
 
 
 def _unpickled(remake: Callable[[Any], Any], model: Any, freezes: bool) -> Any:
-    made = remake(model)
-    return made.freeze() if freezes else made
+    remade = remake(model)
+    return remade.freeze() if freezes else remade

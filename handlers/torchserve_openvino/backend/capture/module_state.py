@@ -28,7 +28,7 @@ def module_state(model: torch.nn.Module) -> list[Any]:
     """Returns all state but the weights' content, to compare with ``==``; takes about a microsecond per attribute."""
     # Records which names share a tensor, because an exported graph takes it only once.
     seen: dict[int, int] = {}
-    return [found for module in model.modules() for found in (*_attributes(module), *_weights(module, seen))]
+    return [entry for module in model.modules() for entry in (*_attributes(module), *_weights(module, seen))]
 
 
 def _attributes(module: torch.nn.Module) -> Iterator[Any]:
@@ -131,10 +131,10 @@ class LiveTensors:
 
     def __call__(self) -> list[Any]:
         """Returns the tensors in the order in which they were added."""
-        found = []
+        tensors = []
         for path, name in self._paths:
             module: Any = self._model
             for part in path:
                 module = module._modules[part]
-            found.append(getattr(module, name))
-        return found
+            tensors.append(getattr(module, name))
+        return tensors

@@ -173,13 +173,14 @@ def _with_all_inputs(model: ov.Model, graph: torch.fx.Graph) -> ov.Model:
     Such are a tensor that a slice of all of it overwrites, and one of which only the sizes count.
     """
     names = [node.name for node in graph.find_nodes(op="placeholder")]
-    given = {port.get_any_name(): port.get_node() for port in model.inputs}
-    if len(given) == len(names) or not given.keys() <= set(names):
+    parameters = {port.get_any_name(): port.get_node() for port in model.inputs}
+    if len(parameters) == len(names) or not parameters.keys() <= set(names):
         return model
-    for name in set(names) - given.keys():
-        given[name] = ops.parameter([-1], np.float32)
-        given[name].output(0).set_names({name})
-    return ov.Model(model.get_results(), model.get_sinks(), [given[name] for name in names], model.get_friendly_name())
+    for name in set(names) - parameters.keys():
+        parameters[name] = ops.parameter([-1], np.float32)
+        parameters[name].output(0).set_names({name})
+    in_order = [parameters[name] for name in names]
+    return ov.Model(model.get_results(), model.get_sinks(), in_order, model.get_friendly_name())
 
 
 def _fit_inputs(model: ov.Model, specs: Sequence[ValueSpec]) -> None:

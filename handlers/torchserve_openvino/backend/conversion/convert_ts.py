@@ -101,8 +101,8 @@ def _convert(gm: GraphModule, libraries: Sequence[Path]) -> tuple[ov.Model, Any]
 
 def named_by_torchscript(message: str, ops: Iterable[str]) -> frozenset[str]:
     """Returns the operators of a subgraph that a message of the TorchScript frontend names (``aten::softmax``)."""
-    found = set(_TS_NAME.findall(message))
-    return frozenset(op for op in ops if _name_in_torchscript(op) in found)
+    names = set(_TS_NAME.findall(message))
+    return frozenset(op for op in ops if _name_in_torchscript(op) in names)
 
 
 def _name_in_torchscript(op: str) -> str:

@@ -140,10 +140,10 @@ class _Call:
         def translate(context: Any) -> list[Any]:
             try:
                 if self._outputs is None:
-                    found = dict(
+                    operands = dict(
                         zip(self._inputs, (context.get_input(i) for i in range(len(self._inputs))), strict=True)
                     )
-                    self._outputs = self._convert(found)
+                    self._outputs = self._convert(operands)
                 output = self._outputs[index]
                 if output is None:
                     raise OpMappingError(f"op_mappings: the mapping of {self.name} has no output {index}.")
@@ -154,13 +154,13 @@ class _Call:
 
         return translate
 
-    def _convert(self, found: dict[Node, Any]) -> list[ov.Output | None]:
-        args = torch.fx.node.map_arg(tuple(self._bound.args), found.__getitem__)
-        kwargs = torch.fx.node.map_arg(dict(self._bound.kwargs), found.__getitem__)
+    def _convert(self, operands: dict[Node, Any]) -> list[ov.Output | None]:
+        args = torch.fx.node.map_arg(tuple(self._bound.args), operands.__getitem__)
+        kwargs = torch.fx.node.map_arg(dict(self._bound.kwargs), operands.__getitem__)
         try:
             result = self._bound.convert(*args, **kwargs)
         except Exception as error:
-            if self._bound.own and any(value.get_partial_shape().is_dynamic for value in found.values()):
+            if self._bound.own and any(value.get_partial_shape().is_dynamic for value in operands.values()):
                 raise OpMappingError(
                     f"{self.name} is converted only where its sizes are known while the graph compiles"
                 ) from error

@@ -27,20 +27,20 @@ def refuse_other_results(model: ov.Model, graph: Graph) -> None:
     """
     nodes = {node.name: node for node in graph.nodes if node.op == "call_function"}
     operations = model.get_ordered_ops()
-    made = {name for name, operator in map(_origin, operations) if operator}
-    takes = {name: _takes(node, made) for name, node in nodes.items()}
+    converted = {name for name, operator in map(_origin, operations) if operator}
+    takes = {name: _takes(node, converted) for name, node in nodes.items()}
     for operation in operations:
         name, operator = _origin(operation)
         node = nodes.get(name)
         if node is None or not operator or not isinstance(value_of(node), torch.Tensor):
             continue
-        wanted = [spec_of(value) for value in _values(node)]
+        specs = [spec_of(value) for value in _values(node)]
         for output in operation.outputs():
             users = {_origin(port.get_node())[0] for port in output.get_target_inputs()}
             # The frontend merges two slices that are written to into one operation; parts of each then serve the other.
             if not any(user not in takes or node in takes[user] for user in users - {name}):
                 continue
-            differences = [_difference(output, spec) for spec in wanted]
+            differences = [_difference(output, spec) for spec in specs]
             if all(differences):
                 difference = differences[0]
                 raise RuntimeError(f"{op_name(node.target)} becomes {difference} in torch")
@@ -63,21 +63,21 @@ def _origin(operation: ov.Node) -> tuple[str, str]:
     return name, rest
 
 
-def _takes(node: Node, made: set[str]) -> set[Node]:
+def _takes(node: Node, converted: set[str]) -> set[Node]:
     """Returns the nodes whose results a node takes, looking through nodes that have no operation in OpenVINO."""
-    found: set[Node] = set()
+    sources: set[Node] = set()
     waiting = list(node.all_input_nodes)
     while waiting:
         source = waiting.pop()
-        if source not in found:
-            found.add(source)
-            waiting += source.all_input_nodes if source.name not in made else []
-    return found
+        if source not in sources:
+            sources.add(source)
+            waiting += source.all_input_nodes if source.name not in converted else []
+    return sources
 
 
-def _difference(output: ov.Output, wanted: ValueSpec) -> str:
-    if output.get_element_type() != wanted.ov_type:
-        return f"{output.get_element_type()} in OpenVINO, {wanted.ov_type}"
-    if not output.get_partial_shape().compatible(ov.PartialShape(list(wanted.shape))):
-        return f"{output.get_partial_shape()} in OpenVINO, {list(wanted.shape)}"
+def _difference(output: ov.Output, spec: ValueSpec) -> str:
+    if output.get_element_type() != spec.ov_type:
+        return f"{output.get_element_type()} in OpenVINO, {spec.ov_type}"
+    if not output.get_partial_shape().compatible(ov.PartialShape(list(spec.shape))):
+        return f"{output.get_partial_shape()} in OpenVINO, {list(spec.shape)}"
     return ""

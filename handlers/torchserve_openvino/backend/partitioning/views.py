@@ -29,18 +29,18 @@ def hand_out_views(graph: Graph, in_eager: Iterable[Node]) -> None:
         graph: Changed in place. The new nodes are marked `HANDED_OUT`; views that are no longer used are removed.
         in_eager: Nodes that do not run on OpenVINO.
     """
-    made: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     (output,) = graph.find_nodes(op="output")
     for node in in_eager:
         for source in node.all_input_nodes:
             apart = is_view(source) and (_is_given(base_of(source)) or not _is_dense(value_of(source)))
             if apart or _sets_strides(source):
-                node.replace_input_with(source, _copied(source, made))
+                node.replace_input_with(source, _copied(source, copies))
     shared = Counter(base_of(source) for source in output.all_input_nodes)
     for source in output.all_input_nodes:
         base = base_of(source)
         if is_view(source) and (_is_given(base) or shared[base] > 1 or not _is_dense(value_of(source))):
-            output.replace_input_with(source, _copied(source, made))
+            output.replace_input_with(source, _copied(source, copies))
     for node in reversed(graph.nodes):
         if not node.users and (is_view(node) or (node.op == "call_function" and is_symbolic_scalar(node))):
             graph.erase_node(node)
@@ -50,11 +50,11 @@ def computed_views(graph: Graph) -> list[list[int]]:
     """Returns the positions of outputs that are views of values computed in the graph, those of each view together."""
     (output,) = graph.find_nodes(op="output")
     values = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-    found: dict[Node, list[int]] = {}
+    positions: dict[Node, list[int]] = {}
     for position, value in enumerate(values):
         if isinstance(value, Node) and is_view(value) and not _is_given(base_of(value)):
-            found.setdefault(value, []).append(position)
-    return list(found.values())
+            positions.setdefault(value, []).append(position)
+    return list(positions.values())
 
 
 def is_view(node: Node) -> bool:
@@ -100,14 +100,14 @@ def _is_dense(value: Any) -> bool:
     return True
 
 
-def _copied(node: Node, made: dict[Node, Node]) -> Node:
+def _copied(node: Node, copies: dict[Node, Node]) -> Node:
     """Copies a view for eager PyTorch only; its base, and sizes that are inputs, are shared."""
-    if node in made:
-        return made[node]
+    if node in copies:
+        return copies[node]
     sized = node.op == "call_function" and is_symbolic_scalar(node)
     if not is_view(node) and not sized:
         return node
-    arguments = {source: _copied(source, made) for source in node.all_input_nodes}
+    arguments = {source: _copied(source, copies) for source in node.all_input_nodes}
     with node.graph.inserting_after(node):
         copy = node.graph.node_copy(node, arguments.__getitem__)
     # By name: the metadata of a copied graph holds a copy of the operator.
@@ -120,5 +120,5 @@ def _copied(node: Node, made: dict[Node, Node]) -> Node:
         # Autograd makes a new tensor of each returned view, so one that is returned twice would come out as two.
         copy.target = aten._unsafe_view.default
     copy.meta = {**node.meta, HANDED_OUT: True}
-    made[node] = copy
+    copies[node] = copy
     return copy

@@ -280,7 +280,7 @@ def note_built(built: Built, interface: Interface, record: PartitionRecord, trac
     record.products = built.products
     # Weakly: the report must not keep a model alive that was dropped.
     compiled = weakref.ref(built.compiled)
-    tracker.watch_kernels(record, lambda: kernels_of(found) if (found := compiled()) is not None else [])
+    tracker.watch_kernels(record, lambda: kernels_of(current) if (current := compiled()) is not None else [])
     if built.note:
         tracker.add_note(built.note)
     if precision := _computes_in(built, record):

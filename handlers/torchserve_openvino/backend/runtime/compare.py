@@ -62,8 +62,8 @@ def difference(got: Any, expected: Any, precision: str, max_abs: float | None = 
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"output {index} is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"
-        if found := too_far(a, b, precision, max_abs):
-            return f"output {index} {found}"
+        if flaw := too_far(a, b, precision, max_abs):
+            return f"output {index} {flaw}"
     return ""
 
 

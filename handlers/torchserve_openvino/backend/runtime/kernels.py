@@ -20,8 +20,8 @@ def kernels_of(compiled: ov.CompiledModel) -> list[Kernel]:
         operations = compiled.get_runtime_model().get_ordered_ops()
     except RuntimeError:
         return []
-    found = [_kernel(operation) for operation in operations]
-    return [kernel for kernel in found if kernel is not None and kernel.kind not in _IDLE]
+    kernels = [_kernel(operation) for operation in operations]
+    return [kernel for kernel in kernels if kernel is not None and kernel.kind not in _IDLE]
 
 
 def _kernel(operation: Any) -> Kernel | None:

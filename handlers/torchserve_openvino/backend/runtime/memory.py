@@ -126,5 +126,5 @@ def _layer_type(node: ov.Node) -> str:
     info = node.get_rt_info()
     if "layerType" not in info:
         return ""
-    found = info["layerType"]
-    return str(getattr(found, "value", found))
+    value = info["layerType"]
+    return str(getattr(value, "value", value))

@@ -117,8 +117,8 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], opaque: Opaque
         if records and not opaque.trains:
             # Dynamo breaks the graph here.
             raise UnsupportedOperatorException(op)
-        found = opaque.call(*args, **kwargs)
-        return apart(*args, **kwargs) if found is NotImplemented else found
+        result = opaque.call(*args, **kwargs)
+        return apart(*args, **kwargs) if result is NotImplemented else result
 
     return choose
 

@@ -274,9 +274,9 @@ class _ObservedConversion:
 
 def changed_object(side_effect: str) -> Any:
     """Returns the object that Dynamo's name of a side effect means, if it is reached through a module; else None."""
-    found = _IMPORTED.fullmatch(side_effect)
-    value: Any = sys.modules.get(found[1].replace("_dot_", ".")) if found else None
-    for name in found[2].split(".")[1:] if found else ():
+    match = _IMPORTED.fullmatch(side_effect)
+    value: Any = sys.modules.get(match[1].replace("_dot_", ".")) if match else None
+    for name in match[2].split(".")[1:] if match else ():
         value = getattr(value, name, None)
     return value if hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)) else None
 

@@ -41,12 +41,12 @@ class CodeWalk(abc.ABC):
         self.hash.update(f"{kind}:{len(text)}:{text};".encode(errors="surrogatepass"))
 
     @abc.abstractmethod
-    def value(self, value: Any, place: str) -> None:
-        """Adds any value; ``place`` names it in messages."""
+    def value(self, value: Any, where: str) -> None:
+        """Adds any value; ``where`` names it in messages."""
 
     # --- classes ------------------------------------------------------------------------------------------------
 
-    def klass(self, cls: type, place: str) -> None:
+    def klass(self, cls: type, where: str) -> None:
         """Adds a class: a user's by all its members, an installed one by version, file digest and patched functions."""
         self.put("class", name_of(cls))
         for base in cls.__mro__:
@@ -89,31 +89,31 @@ class CodeWalk(abc.ABC):
 
     # --- functions ----------------------------------------------------------------------------------------------
 
-    def function(self, function: types.FunctionType, place: str) -> None:
+    def function(self, function: types.FunctionType, where: str) -> None:
         """Adds a function: a user's with everything that it refers to, an installed one by name and version."""
         if _library_code(function) and is_library(function):
             self.put("function", f"{name_of(function)} {version(function.__module__ or '')}")
             return
         self.put("own function")
         code = function.__code__
-        self.code(code, place)
-        self.value((function.__defaults__, function.__kwdefaults__), f"{place}'s defaults")
+        self.code(code, where)
+        self.value((function.__defaults__, function.__kwdefaults__), f"{where}'s defaults")
         for cell in function.__closure__ or ():
             # An empty cell belongs to a name that is not bound yet.
-            self.value(_content(cell), f"{place}'s closure")
+            self.value(_content(cell), f"{where}'s closure")
         for name, item in sorted(vars(function).items()):
             self.put("attribute", name)
-            self.value(item, f"{place}.{name}")
+            self.value(item, f"{where}.{name}")
         names = _names(code)
         if _ENVIRONMENT & names:
-            self.unknown.append(f"{place}, which reads the environment")
+            self.unknown.append(f"{where}, which reads the environment")
         for name in sorted(names & function.__globals__.keys()):
             self.put("global", name)
             self._global(function.__globals__[name], names, name)
         for name in sorted(_imports(code)):
             self._imported(name, function, names)
 
-    def code(self, code: types.CodeType, place: str) -> None:
+    def code(self, code: types.CodeType, where: str) -> None:
         """Adds byte code without file name and lines, because each worker unpacks the archive to its own folder."""
         self.put("code", f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
         self.hash.update(code.co_code)
@@ -122,13 +122,13 @@ class CodeWalk(abc.ABC):
         self.put("names", repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self.code(constant, place)
+                self.code(constant, where)
             else:
-                self.value(constant, place)
+                self.value(constant, where)
 
-    def _global(self, value: Any, names: frozenset[str], place: str) -> None:
+    def _global(self, value: Any, names: frozenset[str], where: str) -> None:
         if not isinstance(value, types.ModuleType):
-            self.value(value, place)
+            self.value(value, where)
             return
         self.put("python module", f"{value.__name__} {version(value.__name__)}")
         if is_torch(value.__name__) or is_installed(value.__name__):
@@ -140,10 +140,10 @@ class CodeWalk(abc.ABC):
         self._modules_seen.add((value.__name__, names))
         content = vars(value)
         looks_up = "getattr" in names or "vars" in names or "__dict__" in names
-        wanted = [name for name in content if not name.startswith("__")] if looks_up else names & content.keys()
-        for name in sorted(wanted):
+        reached = [name for name in content if not name.startswith("__")] if looks_up else names & content.keys()
+        for name in sorted(reached):
             self.put("global", name)
-            self._global(content[name], names, f"{place}.{name}")
+            self._global(content[name], names, f"{where}.{name}")
 
     def _replaced_by_name(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """Adds user functions that a function takes from an installed module, where they replace the module's own."""
@@ -162,10 +162,10 @@ class CodeWalk(abc.ABC):
         """Adds a module that is imported inside a function."""
         package = function.__globals__.get("__package__") or ""
         candidates = (name, f"{package}.{name}") if name else (package,)
-        found = next((sys.modules[full] for full in candidates if full in sys.modules), None)
+        module = next((sys.modules[full] for full in candidates if full in sys.modules), None)
         self.put("import", name)
-        if found is not None:
-            self._global(found, names, name)
+        if module is not None:
+            self._global(module, names, name)
         elif not is_installed(name.partition(".")[0]) and name.partition(".")[0] not in sys.stdlib_module_names:
             self.unknown.append(f"{name}, which is imported when the model runs")
 
@@ -205,20 +205,20 @@ def _library_code(function: types.FunctionType) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> frozenset[str]:
     """Returns the globals and attributes to which code and its nested functions refer."""
-    found = set(code.co_names)
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return frozenset(found)
+            names |= _names(constant)
+    return frozenset(names)
 
 
 @functools.lru_cache(maxsize=4096)
 def _imports(code: types.CodeType) -> frozenset[str]:
-    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _imports(constant)
-    return frozenset(found)
+            names |= _imports(constant)
+    return frozenset(names)
 
 
 def _content(cell: Any) -> Any:

@@ -105,8 +105,8 @@ class _Walk(CodeWalk):
                 self.put("hooks", name)
                 self.value(list(table.values()), name)
 
-    def value(self, value: Any, place: str) -> None:
-        """Adds any value; ``place`` names it in messages."""
+    def value(self, value: Any, where: str) -> None:
+        """Adds any value; ``where`` names it in messages."""
         if type(value) in _EXACT or isinstance(value, _BY_TEXT):
             self.put(type(value).__name__, repr(value))
         elif isinstance(value, _IGNORED):
@@ -116,122 +116,122 @@ class _Walk(CodeWalk):
         else:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)
-            self._compound(value, place)
+            self._compound(value, where)
 
-    def _compound(self, value: Any, place: str) -> None:
+    def _compound(self, value: Any, where: str) -> None:
         if isinstance(value, enum.Enum):
             self.put("enum", f"{name_of(type(value))}.{value.name}")
-            self.value(value.value, place)
-            self.value(type(value), place)
+            self.value(value.value, where)
+            self.value(type(value), where)
         elif isinstance(value, torch.Tensor):
             self.put("tensor", tensor_digest(value))
         elif isinstance(value, np.ndarray):
-            self._array(value, place)
+            self._array(value, where)
         elif isinstance(value, _SCALARS):
             self.put("scalar", repr(next(cls for cls in _SCALARS if isinstance(value, cls)).__repr__(value)))
-            self._extras(value, place)
+            self._extras(value, where)
         elif isinstance(value, (list, tuple, collections.deque, set, frozenset, Mapping)):
-            self._container(value, place)
-            self._extras(value, place)
+            self._container(value, where)
+            self._extras(value, where)
         elif isinstance(value, torch.nn.Module):
-            self._module(value, place)
+            self._module(value, where)
         elif isinstance(value, types.ModuleType):
-            self._global(value, frozenset(), place)
+            self._global(value, frozenset(), where)
         elif isinstance(value, type):
-            self.klass(value, place)
+            self.klass(value, where)
         elif isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             self.put("operator", str(value))
         elif isinstance(value, weakref.ref):
-            self.value(value(), place)
+            self.value(value(), where)
         else:
-            self._callable_or_object(value, place)
+            self._callable_or_object(value, where)
 
-    def _container(self, value: Any, place: str) -> None:
+    def _container(self, value: Any, where: str) -> None:
         self.put(name_of(type(value)), str(len(value)))
         if isinstance(value, (set, frozenset)):
             digests = []
             for item in value:
                 # A set has no order: its items are hashed one by one and their digests sorted.
                 alone = _Walk(None)
-                alone.value(item, place)
+                alone.value(item, where)
                 self.unknown += alone.unknown
                 digests.append(alone.hash.hexdigest())
             self.put("items", "".join(sorted(digests)))
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                self.value(key, place)
-                self.value(item, f"{place}[{key!r}]")
-            self.value(getattr(value, "default_factory", None), place)
+                self.value(key, where)
+                self.value(item, f"{where}[{key!r}]")
+            self.value(getattr(value, "default_factory", None), where)
         else:
             for i, item in enumerate(value):
-                self.value(item, f"{place}[{i}]")
+                self.value(item, f"{where}[{i}]")
 
-    def _array(self, value: np.ndarray[Any, Any], place: str) -> None:
+    def _array(self, value: np.ndarray[Any, Any], where: str) -> None:
         self.put("array", f"{value.dtype}{value.shape}")
         if value.dtype.hasobject:
-            self.value(value.tolist(), place)
+            self.value(value.tolist(), where)
         else:
             self.hash.update(np.ascontiguousarray(value).tobytes())
 
-    def _extras(self, value: Any, place: str) -> None:
+    def _extras(self, value: Any, where: str) -> None:
         """Adds what a subclass adds to the builtin class that it derives from."""
         if type(value) not in _PLAIN_CONTAINERS:
-            self.value(type(value), place)
-            self._attributes(value, place)
+            self.value(type(value), where)
+            self._attributes(value, where)
 
-    def _callable_or_object(self, value: Any, place: str) -> None:
+    def _callable_or_object(self, value: Any, where: str) -> None:
         if isinstance(value, types.FunctionType):
-            self.function(value, place)
+            self.function(value, where)
         elif isinstance(value, types.MethodType):
-            self.value(value.__func__, place)
-            self.value(value.__self__, place)
+            self.value(value.__func__, where)
+            self.value(value.__self__, where)
         elif isinstance(value, (staticmethod, classmethod)):
             self.put(type(value).__name__)
-            self.value(value.__func__, place)
+            self.value(value.__func__, where)
         elif isinstance(value, property):
-            self.value((value.fget, value.fset), place)
+            self.value((value.fget, value.fset), where)
         elif isinstance(value, functools.partial):
-            self.value((value.func, value.args, value.keywords), place)
+            self.value((value.func, value.args, value.keywords), where)
         elif isinstance(value, functools._lru_cache_wrapper):
-            self.value(value.__wrapped__, place)
+            self.value(value.__wrapped__, where)
         elif isinstance(value, types.CodeType):
-            self.code(value, place)
+            self.code(value, where)
         elif isinstance(value, _BUILTINS):
             self.put("builtin", f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}")
             owner = getattr(value, "__self__", None)
             if not isinstance(owner, types.ModuleType):
-                self.value(owner, place)
+                self.value(owner, where)
         else:
-            self._object(value, place)
+            self._object(value, where)
 
-    def _object(self, value: Any, place: str) -> None:
+    def _object(self, value: Any, where: str) -> None:
         """Adds an instance of any other class, by its attributes."""
         self.put("object", name_of(type(value)))
-        if self._attributes(value, place):
-            self.value(type(value), place)
+        if self._attributes(value, where):
+            self.value(type(value), where)
             if is_library(type(value)) and type(value).__module__ == "_collections":
-                self.unknown.append(f"{place} ({name_of(type(value))})")
+                self.unknown.append(f"{where} ({name_of(type(value))})")
             return
         # Without attributes visible to Python, it is identified by its repr, if its class defines how to pickle it.
         text = repr(value)
         opaque = type(value).__reduce__ is object.__reduce__ and type(value).__reduce_ex__ is object.__reduce_ex__
         if opaque or " at 0x" in text:
-            self.unknown.append(f"{place} ({name_of(type(value))})")
+            self.unknown.append(f"{where} ({name_of(type(value))})")
         else:
             self.put("text", text)
 
-    def _attributes(self, value: Any, place: str) -> bool:
+    def _attributes(self, value: Any, where: str) -> bool:
         """Adds the attributes; returns whether the object can have any."""
         slots = [name for cls in type(value).__mro__ for name in slots_of(cls) if hasattr(value, name)]
         attributes = getattr(value, "__dict__", None)
         for name in sorted({*(attributes or ()), *slots}):
             self.put("attribute", name)
-            self.value(getattr(value, name, None) if name in slots else (attributes or {})[name], f"{place}.{name}")
+            self.value(getattr(value, name, None) if name in slots else (attributes or {})[name], f"{where}.{name}")
         return attributes is not None or bool(slots)
 
-    def _module(self, module: torch.nn.Module, place: str) -> None:
+    def _module(self, module: torch.nn.Module, where: str) -> None:
         self.put("module", name_of(type(module)))
-        self.value(type(module), place)
+        self.value(type(module), where)
         for name, item in sorted(vars(module).items()):
             # What only redirects calls of the module says by itself that the module computes the same without it.
             if name in _MODULE_TABLES or getattr(type(item), "IS_TRANSPARENT", False) is True:
@@ -239,7 +239,7 @@ class _Walk(CodeWalk):
             self.put("attribute", name)
             # The keys of hooks come from a counter of the process and are left out.
             self.value(
-                list(item.values()) if "_hooks" in name and isinstance(item, Mapping) else item, f"{place}.{name}"
+                list(item.values()) if "_hooks" in name and isinstance(item, Mapping) else item, f"{where}.{name}"
             )
         for kind in ("_parameters", "_buffers"):
             table: dict[str, torch.Tensor | None] = getattr(module, kind)
@@ -247,10 +247,10 @@ class _Walk(CodeWalk):
             if id(module) not in self._covered:
                 # Not a submodule of the model, so the weights digest does not cover its weights.
                 for tensor in table.values():
-                    self.value(tensor, place)
+                    self.value(tensor, where)
         for name, child in module._modules.items():
             self.put("child", name)
-            self.value(child, f"{place}.{name}")
+            self.value(child, f"{where}.{name}")
 
 
 def slots_of(cls: type) -> tuple[str, ...]:

@@ -19,12 +19,12 @@ def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
     content: dict[str, object] = {}
     functions = {**mappings.ops, **{_name(cls): each.convert for cls, each in mappings.modules.items()}}
     for name, convert in functions.items():
-        found = fingerprint(convert)
-        unknown += [f"the mapping of {name} ({what})" for what in found.unknown]
-        content[name] = [found.code, found.weights]
+        print_ = fingerprint(convert)
+        unknown += [f"the mapping of {name} ({what})" for what in print_.unknown]
+        content[name] = [print_.code, print_.weights]
     content |= {_name(cls): [content[_name(cls)], each.outputs] for cls, each in mappings.modules.items()}
-    for place, library in enumerate(mappings.libraries):
-        content[f"library {place} {library.name}"] = blake3(library.read_bytes()).hexdigest()
+    for number, library in enumerate(mappings.libraries):
+        content[f"library {number} {library.name}"] = blake3(library.read_bytes()).hexdigest()
     return digest(content), tuple(unknown)
 
 

@@ -10,12 +10,12 @@ from blake3 import blake3
 
 def weights_digest(model: Any) -> str:
     """Returns the digest of all parameters and buffers of a module, including non-persistent buffers."""
-    found = blake3(max_threads=blake3.AUTO)
+    digest = blake3(max_threads=blake3.AUTO)
     if isinstance(model, torch.nn.Module):
         seen: dict[tuple[Any, ...], str] = {}
         for name, tensor in named_weights(model):
-            _tensor_into(found, name, tensor, seen)
-    return found.hexdigest()
+            _tensor_into(digest, name, tensor, seen)
+    return digest.hexdigest()
 
 
 def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -26,21 +26,21 @@ def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Returns the digest of one tensor: dtype, shape, strides, layout, device and content."""
-    found = blake3(max_threads=blake3.AUTO)
-    _tensor_into(found, "", tensor, {})
-    return found.hexdigest()
+    digest = blake3(max_threads=blake3.AUTO)
+    _tensor_into(digest, "", tensor, {})
+    return digest.hexdigest()
 
 
-def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[Any, ...], str]) -> None:
+def _tensor_into(digest: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[Any, ...], str]) -> None:
     stride = tensor.stride() if tensor.layout is torch.strided else ()
     signs = (tensor.is_conj(), tensor.is_neg())
     facts = (str(tensor.dtype), tuple(tensor.shape), stride, str(tensor.layout), str(tensor.device), signs)
-    found.update(f"{name}|{facts}|{tensor.requires_grad}|".encode())
-    place = (tensor.data_ptr(), *facts)
-    if place in seen:
-        found.update(f"is {seen[place]}".encode())
+    digest.update(f"{name}|{facts}|{tensor.requires_grad}|".encode())
+    memory_key = (tensor.data_ptr(), *facts)
+    if memory_key in seen:
+        digest.update(f"is {seen[memory_key]}".encode())
         return
-    seen[place] = name
+    seen[memory_key] = name
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else tensor.layout
         raise TypeError(f"{name or 'a tensor'} is {kind} on {tensor.device}: its content has no plain bytes")
@@ -48,4 +48,4 @@ def _tensor_into(found: Any, name: str, tensor: torch.Tensor, seen: dict[tuple[A
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         # Not by `Tensor.numpy`, after which the model could never resize the tensor.
         memory = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())
-        found.update(memoryview(memory).cast("B"))
+        digest.update(memoryview(memory).cast("B"))

@@ -64,7 +64,7 @@ def _plain_names(module: Any) -> list[str]:
 
 def _changed(config: Any) -> dict[str, Any]:
     """Returns what differs from the default; a value that was set and restored does not."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, entry in sorted(getattr(config, "_config", {}).items()):
         # A deprecated setting has no effect, but warns when read. OpenVINO's own backend sets one when it is imported,
         # as TorchServe's base handler does, and only for the thread that imports it.
@@ -72,5 +72,5 @@ def _changed(config: Any) -> dict[str, Any]:
             continue
         # Aliases of another setting have no default of their own.
         if entry.alias is None and getattr(config, name) != entry.default and not config._is_default(name):
-            found[name] = getattr(config, name)
-    return found
+            values[name] = getattr(config, name)
+    return values

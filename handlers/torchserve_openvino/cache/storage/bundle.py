@@ -101,17 +101,19 @@ def _sound(
     store: Store, keys: Collection[str] | None, kind: str | None, progress: Progress | None
 ) -> tuple[list[Entry], list[Problem]]:
     """Returns the requested entries that are intact, and the problems of the others."""
-    wanted = [
-        found for found in manifests(store.root) if (keys is None or found.key in keys) and kind in (None, found.kind)
+    selected = [
+        manifest
+        for manifest in manifests(store.root)
+        if (keys is None or manifest.key in keys) and kind in (None, manifest.kind)
     ]
-    absent = sorted(set(keys or ()) - {found.key for found in wanted})
+    absent = sorted(set(keys or ()) - {manifest.key for manifest in selected})
     problems = [Problem("", key, "no such entry") for key in absent]
     loaded: list[Entry] = []
-    for found in wanted:
+    for manifest in selected:
         try:
-            loaded.append(store.load(found.kind, found.key))
+            loaded.append(store.load(manifest.kind, manifest.key))
         except (OSError, DamagedEntryError, ForeignSchemaError) as error:
-            problems.append(Problem(found.kind, found.key, str(error), str(found.path)))
+            problems.append(Problem(manifest.kind, manifest.key, str(error), str(manifest.path)))
     total = sum(ref.bytes for ref in {ref for entry in loaded for ref in entry.files.values()})
     verdicts: dict[FileRef, str | None] = {}
     entries: list[Entry] = []
@@ -217,26 +219,26 @@ class _Import:
 
     def _members(self) -> Iterator[_Member]:
         """Yields members header by header; stops at the first invalid header, since what follows cannot be located."""
-        place = 0
+        offset = 0
         while len(self._problems) < _MOST_PROBLEMS:
-            self._file.seek(place)
+            self._file.seek(offset)
             block = self._file.read(_BLOCK)
             if block == bytes(_BLOCK):
                 return
             try:
                 info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
             except (tarfile.HeaderError, ValueError) as error:
-                self._wrong(f"invalid tar header at byte {place} ({error}); the rest was not read")
+                self._wrong(f"invalid tar header at byte {offset} ({error}); the rest was not read")
                 return
-            end = place + _BLOCK + info.size + (-info.size % _BLOCK)
+            end = offset + _BLOCK + info.size + (-info.size % _BLOCK)
             if info.size < 0 or end > self._bytes:
                 self._wrong(f"{info.name[:100]!r} claims {info.size} bytes, past the end of the file")
                 return
             if info.type != tarfile.DIRTYPE:
                 yield _Member(info.name, info.type in (tarfile.REGTYPE, tarfile.AREGTYPE), info.size)
-            place = end
+            offset = end
             if self._progress is not None:
-                self._progress(place, self._bytes)
+                self._progress(offset, self._bytes)
 
     def _take(self, member: _Member) -> None:
         """Imports one member, whose content comes next in the file."""

@@ -60,12 +60,13 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
     Raises:
         CacheDirectoryError: It is not a folder, belongs to another user, or others may write to it.
     """
-    given, root = root, Path(os.path.realpath(root))
-    if given.is_symlink() and not _there(root):
-        raise CacheDirectoryError(f"{given} is a link to {root}, which does not exist; remove the link.")
+    configured, root = root, Path(os.path.realpath(root))
+    if configured.is_symlink() and not _there(root):
+        raise CacheDirectoryError(f"{configured} is a link to {root}, which does not exist; remove the link.")
     if private and _is_shared(root):
         root = root / f"{PRIVATE_SUBFOLDER}-{os.geteuid()}"
-        logger.info("Other users may write to %s, so the subfolder %s is used, which is this user's", given, root.name)
+        message = "Other users may write to %s, so the subfolder %s is used, which is this user's"
+        logger.info(message, configured, root.name)
     why = None if writable else "it was opened for reading only"
     try:
         if writable and not _there(root):
@@ -74,7 +75,7 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
             for folder in _folders(root):
                 _check_folder(folder, private)
     except (NotADirectoryError, FileExistsError) as error:
-        raise CacheDirectoryError(f"{given} cannot be a folder: a part of its path is a file.") from error
+        raise CacheDirectoryError(f"{configured} cannot be a folder: a part of its path is a file.") from error
     except OSError as error:
         why = why or f"{root} cannot be created or read: {error.strerror or error}"
     if private:
@@ -115,8 +116,8 @@ def _folders(root: Path) -> Iterable[Path]:
         if folder.is_symlink() or folder.exists():
             yield folder
             if name in ("entries", "objects") and folder.is_dir() and not folder.is_symlink():
-                with os.scandir(folder) as found:
-                    yield from (Path(each.path) for each in found if each.is_symlink() or each.is_dir())
+                with os.scandir(folder) as entries:
+                    yield from (Path(each.path) for each in entries if each.is_symlink() or each.is_dir())
 
 
 def _check_folder(folder: Path, private: bool) -> None:

@@ -82,7 +82,7 @@ class Problem(NamedTuple):
     path: str = ""
 
 
-class Found(NamedTuple):
+class ManifestFile(NamedTuple):
     """A manifest file found on disk, not read yet."""
 
     kind: str
@@ -92,22 +92,22 @@ class Found(NamedTuple):
     used: float
 
 
-def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[Found]:
+def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ManifestFile]:
     """Returns all manifest files, the least recently used first."""
-    found = []
+    manifest_files = []
     for kind in kinds:
         for path, status in _files(root / "entries" / kind):
             if match := _MANIFEST.fullmatch(path.name):
-                found.append(Found(kind, match[1], path, status.st_size, status.st_mtime_ns / 1e9))
-    return sorted(found, key=lambda each: (each.used, each.kind, each.key))
+                manifest_files.append(ManifestFile(kind, match[1], path, status.st_size, status.st_mtime_ns / 1e9))
+    return sorted(manifest_files, key=lambda each: (each.used, each.kind, each.key))
 
 
 def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
     """Returns all objects by digest."""
-    found = {}
+    by_digest = {}
     for folder in _folders(root / "objects"):
-        found.update({path.name: (path, status) for path, status in _files(folder) if HEX.fullmatch(path.name)})
-    return found
+        by_digest.update({path.name: (path, status) for path, status in _files(folder) if HEX.fullmatch(path.name)})
+    return by_digest
 
 
 def size(root: Path) -> Size:
@@ -201,13 +201,13 @@ def verify(
         progress: Called with the bytes read and their total.
     """
     problems, entries = [], []
-    for found in manifests(root):
+    for manifest in manifests(root):
         try:
-            entries.append(load(found.kind, found.key))
+            entries.append(load(manifest.kind, manifest.key))
         except (FileNotFoundError, ForeignSchemaError):
             continue
         except (OSError, DamagedEntryError) as error:
-            problems.append(Problem(found.kind, found.key, str(error), str(found.path)))
+            problems.append(Problem(manifest.kind, manifest.key, str(error), str(manifest.path)))
     there = objects(root)
     refs = {ref for entry in entries for ref in entry.files.values()}
     named = {ref.digest for ref in refs}
@@ -227,8 +227,8 @@ def verify(
     for entry in entries:
         for name, ref in entry.files.items():
             if ref in wrong:
-                place = str(kept.place(ref.digest))
-                problems.append(Problem(entry.kind, entry.key, f"file {name!r}: {wrong[ref]}", place))
+                path = str(kept.place(ref.digest))
+                problems.append(Problem(entry.kind, entry.key, f"file {name!r}: {wrong[ref]}", path))
     for ref, reason in wrong.items():
         # An orphan that is missing now was removed by another process.
         if ref.digest not in named and os.path.lexists(kept.place(ref.digest)):
@@ -247,8 +247,8 @@ def _names(path: Path) -> set[str]:
 
 def _folders(folder: Path) -> Iterator[Path]:
     try:
-        with os.scandir(folder) as found:
-            names = sorted(each.path for each in found if each.is_dir(follow_symlinks=False))
+        with os.scandir(folder) as entries:
+            names = sorted(each.path for each in entries if each.is_dir(follow_symlinks=False))
     except OSError:
         return
     yield from map(Path, names)

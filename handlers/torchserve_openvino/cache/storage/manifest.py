@@ -218,4 +218,4 @@ def _files(value: Any) -> dict[str, FileRef]:
 
 def digests_in(data: bytes) -> set[str]:
     """Returns the digests in a manifest of any schema, even a damaged one; not all need to be those of its files."""
-    return {found.decode("ascii") for found in _ANY_DIGEST.findall(data)}
+    return {digest.decode("ascii") for digest in _ANY_DIGEST.findall(data)}

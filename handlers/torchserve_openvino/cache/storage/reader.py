@@ -102,17 +102,17 @@ class Reader:
 
     def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
         """Yields all entries with an intact manifest, the least recently used first."""
-        for found in manifests(self._root, kinds):
-            if (found.kind, found.key) not in self._hidden:
+        for manifest in manifests(self._root, kinds):
+            if (manifest.kind, manifest.key) not in self._hidden:
                 with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
-                    yield self.load(found.kind, found.key)
+                    yield self.load(manifest.kind, manifest.key)
 
-    def nearest(self, kind: str, wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
+    def nearest(self, kind: str, fields: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:
         """As `Store.nearest`, for fields that are plain JSON."""
         best: dict[str, tuple[Any, Any]] | None = None
         for entry in self.entries((kind,)):
-            names = sorted(entry.fields.keys() | wanted.keys())
-            pairs = {name: (entry.fields.get(name), wanted.get(name)) for name in names}
+            names = sorted(entry.fields.keys() | fields.keys())
+            pairs = {name: (entry.fields.get(name), fields.get(name)) for name in names}
             differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
             if best is None or len(differ) <= len(best):
                 best = differ

@@ -85,15 +85,15 @@ class RemoteStore(Store):
         return f"{self._base.rstrip('/')}/{kind}/{key}.tar"
 
     def _fetch(self, kind: str, key: str) -> None:
-        place = self._place(kind, key)
+        remote_path = self._place(kind, key)
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "entry.tar"
             try:
                 # Not `exists`, which takes any error for an answer.
-                if (size := self._files.size(place)) > self.limit_bytes:
+                if (size := self._files.size(remote_path)) > self.limit_bytes:
                     self._write_failed(f"{self._url}: an entry of {size} bytes is larger than cache.limit_gb allows")
                     return
-                self._files.get_file(place, str(path))
+                self._files.get_file(remote_path, str(path))
                 moved = bundle.import_(self, path, only=(kind, key))
             except FileNotFoundError:
                 return
@@ -109,15 +109,15 @@ class RemoteStore(Store):
             logger.info("Fetched %s %s from %s", kind, key[:8], self._url)
 
     def _send(self, kind: str, key: str) -> None:
-        place = self._place(kind, key)
+        remote_path = self._place(kind, key)
         # Visible at once and whole: object storage does that by itself, a file system by renaming.
-        draft = f"{place}.{secrets.token_hex(4)}"
+        draft = f"{remote_path}.{secrets.token_hex(4)}"
         with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as folder:
             path = Path(folder) / "entry.tar"
             try:
                 bundle.export(self, path, [key], kind=kind)
-                self._files.makedirs(place.rpartition("/")[0], exist_ok=True)
+                self._files.makedirs(remote_path.rpartition("/")[0], exist_ok=True)
                 self._files.put_file(str(path), draft)
-                self._files.mv(draft, place)
+                self._files.mv(draft, remote_path)
             except Exception as error:
                 self._write_failed(f"{self._url} cannot be written: {type(error).__name__}: {error}")

@@ -106,8 +106,8 @@ class Store:
             ValueError: The kind or key is invalid.
         """
         check_name(kind, key)
-        found = (reader.get(kind, key) for reader in self._readers)
-        entry = next((entry for entry in found if entry is not None), None)
+        entries = (reader.get(kind, key) for reader in self._readers)
+        entry = next((entry for entry in entries if entry is not None), None)
         self.events.add("misses" if entry is None else "hits")
         return entry
 
@@ -242,9 +242,9 @@ class Store:
         A field that one side lacks is None there. Returns None if there is no entry of the kind. Ties go to the most
         recently used entry, and to the store's own before a packaged one.
         """
-        wanted = plain(fields)
-        found = [near for reader in self._readers if (near := reader.nearest(kind, wanted)) is not None]
-        return min(found, key=len, default=None)
+        plain_fields = plain(fields)
+        differences = [near for reader in self._readers if (near := reader.nearest(kind, plain_fields)) is not None]
+        return min(differences, key=len, default=None)
 
     def load(self, kind: Kind | str, key: str) -> Entry:
         """Returns an entry from its manifest alone, for inspection; counts, touches and removes nothing.

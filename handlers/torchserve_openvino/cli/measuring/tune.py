@@ -62,10 +62,10 @@ def tune(
     target = out or archive.with_name(f"{archive.stem}-tuned")
     try:
         settings = read_settings(settings_file, options)
-        given = read_folder(requests) if requests is not None else None
+        folder_bodies = read_folder(requests) if requests is not None else None
         with ending_on_signals(), tempfile.TemporaryDirectory(prefix="torchserve-openvino-tune-") as scratch:
             variants = Variants(archive, Path(scratch))
-            bodies, warnings = requests_for(given, variants)
+            bodies, warnings = requests_for(folder_bodies, variants)
             with steps(lambda text: typer.echo(text, err=True)) as tell:
                 session = Session(archive, bodies, settings, target / "trials.json", tell)
                 typer.echo(session.plan(variants), err=True)

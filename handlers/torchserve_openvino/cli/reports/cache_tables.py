@@ -27,9 +27,9 @@ def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
 
     found_rows: list[dict[str, Any]] = []
     unread = 0
-    for found in reversed(manifests(store.root)):
+    for manifest in reversed(manifests(store.root)):
         try:
-            entry = store.load(found.kind, found.key)
+            entry = store.load(manifest.kind, manifest.key)
         except (OSError, DamagedEntryError, ForeignSchemaError):
             unread += 1
             continue
@@ -37,9 +37,9 @@ def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
             {
                 "kind": entry.kind,
                 "key": entry.key,
-                "bytes": found.bytes + sum(ref.bytes for ref in entry.files.values()),
+                "bytes": manifest.bytes + sum(ref.bytes for ref in entry.files.values()),
                 "created": entry.created,
-                "last_used": datetime.fromtimestamp(found.used).astimezone().isoformat(timespec="seconds"),
+                "last_used": datetime.fromtimestamp(manifest.used).astimezone().isoformat(timespec="seconds"),
                 "fields": dict(entry.fields),
                 "files": {name: ref._asdict() for name, ref in entry.files.items()},
             }

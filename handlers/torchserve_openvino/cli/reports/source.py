@@ -24,7 +24,7 @@ class ReportNotFoundError(Exception):
     """There is no report to show; the message says why and what to do."""
 
 
-class Found(NamedTuple):
+class FetchedReport(NamedTuple):
     """A report and a heading for it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     served: bool = True
 
 
-def fetch(model: str, *, management: str, token: str | None, timeout: float) -> Found:
+def fetch(model: str, *, management: str, token: str | None, timeout: float) -> FetchedReport:
     """Gets a report.
 
     Args:
@@ -59,7 +59,7 @@ def fetch(model: str, *, management: str, token: str | None, timeout: float) -> 
     return _from_server(f"{management.rstrip('/')}/models/{quote(model)}", token, timeout)
 
 
-def _from_file(path: Path) -> Found:
+def _from_file(path: Path) -> FetchedReport:
     try:
         answer = read_json(path, allow_nan=True)
     except OSError as error:
@@ -69,10 +69,10 @@ def _from_file(path: Path) -> Found:
     report = find_report(answer)
     if report is None:
         raise ReportNotFoundError(f"{path} contains no compile report.")
-    return Found(report, str(path))
+    return FetchedReport(report, str(path))
 
 
-def _from_server(url: str, token: str | None, timeout: float) -> Found:
+def _from_server(url: str, token: str | None, timeout: float) -> FetchedReport:
     name = _name_in(url)
     response = _get(url, token, timeout)
     if response.status_code != httpx.codes.OK:
@@ -82,10 +82,10 @@ def _from_server(url: str, token: str | None, timeout: float) -> Found:
     if report is None:
         raise ReportNotFoundError(_no_report(answer, name))
     version = next((entry["modelVersion"] for entry in _entries(answer) if "modelVersion" in entry), None)
-    return Found(report, f"{name} {version}" if version and "/" not in name else name)
+    return FetchedReport(report, f"{name} {version}" if version and "/" not in name else name)
 
 
-def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: float) -> Found:
+def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: float) -> FetchedReport:
     """Gets a report without waiting for a worker that is busy, loads or has ended: its last one is in a file then.
 
     Args:
@@ -108,13 +108,13 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
         saved = _saved(name)
         if saved is None:
             raise
-        return _as_found(name, saved, f"{error} {why}", served=False)
+        return _as_fetched(name, saved, f"{error} {why}", served=False)
     pids = {int(worker["pid"]) for worker in workers if str(worker.get("pid")).isdecimal()}
     if workers and not any(worker.get("status") == "READY" for worker in workers):
         saved = _saved(name)
         if saved is None:
             raise ReportNotFoundError(f"no worker of {name!r} is READY, and no report of it is saved; {why}")
-        return _as_found(name, saved, f"No worker of {name} is READY; {why}", served=False)
+        return _as_fetched(name, saved, f"No worker of {name} is READY; {why}", served=False)
     # Without workers, the model was refused so often that TorchServe gave up: the last of them counts.
     saved = _saved(name, pids if workers else None)
     try:
@@ -123,7 +123,7 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
         if saved is None:
             raise ReportNotFoundError(f"{error} {why}") from error
         served = bool(workers)
-        return _as_found(name, saved, f"No current report: {error}{'' if served else f' {why}'}", served=served)
+        return _as_fetched(name, saved, f"No current report: {error}{'' if served else f' {why}'}", served=served)
 
 
 def _saved(name: str, pids: set[int] | None = None) -> Saved | None:
@@ -132,12 +132,14 @@ def _saved(name: str, pids: set[int] | None = None) -> Saved | None:
     return last_saved(state, unquote(model), version, pids) if state is not None else None
 
 
-def _as_found(name: str, saved: Saved, note: str, *, served: bool) -> Found:
+def _as_fetched(name: str, saved: Saved, note: str, *, served: bool) -> FetchedReport:
     date = datetime.fromtimestamp(saved.time).strftime("%Y-%m-%d %H:%M:%S")
     end = f" This worker refused the model: {saved.cause}" if saved.cause else ""
     note = f"{note}\nBelow is what worker process {saved.pid} saved at {date}.{end}"
     version = f" {saved.version}" if saved.version and "/" not in name else ""
-    return Found({**saved.report, "saved": {"time": date, "cause": saved.cause}}, f"{name}{version}", note, served)
+    return FetchedReport(
+        {**saved.report, "saved": {"time": date, "cause": saved.cause}}, f"{name}{version}", note, served
+    )
 
 
 def _name_in(url: str) -> str:
@@ -240,7 +242,7 @@ def find_report(answer: Any) -> dict[str, Any] | None:
             return None
         return None if isinstance(decoded, str) else find_report(decoded)
     if isinstance(answer, list):
-        return next((found for each in answer if (found := find_report(each)) is not None), None)
+        return next((nested for each in answer if (nested := find_report(each)) is not None), None)
     if not isinstance(answer, dict):
         return None
     if "schema" in answer and isinstance(answer.get("summary"), dict):

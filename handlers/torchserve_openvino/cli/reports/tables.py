@@ -19,8 +19,8 @@ def _field(name: str) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _of(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = entry.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = entry.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _seconds(name: str) -> Callable[[Mapping[str, Any]], Any]:

@@ -102,14 +102,14 @@ def read_logs(folder: Path, model: str) -> LogState:
     died: list[Cause] = []
     loading: Loading | None = None
     for time, text, file in _lines(folder / "model_log.log", _WORKER, name):
-        if (found := _LOADING.search(text)) and found["model"] == name:
-            loading = Loading(found["text"], time, file)
-        elif (found := NOT_SERVED.search(text)) and found["model"] == name:
-            ours.append(Cause(found["cause"], "", time, file, refused=True))
-        elif found := _DIED.search(text):
-            died.append(Cause(found[0], _AFTER_A_DEATH, time, file))
-        elif found := _RAISED.match(text):
-            raised.append(Cause(found["cause"], _fix_of(found["cause"]), time, file))
+        if (match := _LOADING.search(text)) and match["model"] == name:
+            loading = Loading(match["text"], time, file)
+        elif (match := NOT_SERVED.search(text)) and match["model"] == name:
+            ours.append(Cause(match["cause"], "", time, file, refused=True))
+        elif match := _DIED.search(text):
+            died.append(Cause(match[0], _AFTER_A_DEATH, time, file))
+        elif match := _RAISED.match(text):
+            raised.append(Cause(match["cause"], _fix_of(match["cause"]), time, file))
     ended: list[Cause] = []
     for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name):
         if _LATE.search(text):
@@ -143,10 +143,10 @@ def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str,
         return
     lines = text.splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
-        if (found := form.match(line)) and found["model"] == model:
+        if (match := form.match(line)) and match["model"] == model:
             # What Java raised stands below the line.
             raised = "" if form.match(following) else f"\n{following}"
-            yield found["time"], f"{found['text']}{raised if form is _FRONTEND else ''}", str(path)
+            yield match["time"], f"{match['text']}{raised if form is _FRONTEND else ''}", str(path)
 
 
 def _fix_of(cause: str) -> str:

@@ -105,9 +105,9 @@ def family(device: str) -> str:
     return device.split(".", maxsplit=1)[0]
 
 
-def _matches(asked: str, present: str) -> bool:
+def _matches(device: str, present: str) -> bool:
     # "GPU" matches "GPU.0" and the like; a single device that is listed as "GPU" also matches "GPU.0".
-    return asked == present or present.startswith(f"{asked}.") or (asked == f"{present}.0" and present != "CPU")
+    return device == present or present.startswith(f"{device}.") or (device == f"{present}.0" and present != "CPU")
 
 
 def parse_device(value: Any, problems: Problems, keys: KeyPath = ("device",)) -> DeviceSpec | None:

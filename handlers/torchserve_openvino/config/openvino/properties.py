@@ -59,10 +59,10 @@ _BOOLEANS = frozenset(
 
 def names_of(device: str, catalog: DeviceCatalog) -> dict[str, str]:
     """Returns the properties of one device with their access modes; the documented ones if it can't be queried."""
-    asked = catalog.properties(device)
-    if asked is None:
+    listed_names = catalog.properties(device)
+    if listed_names is None:
         return known_properties(family(device))
-    return dict(asked) | dict.fromkeys(UNLISTED.get(family(device), ()), "RW")
+    return dict(listed_names) | dict.fromkeys(UNLISTED.get(family(device), ()), "RW")
 
 
 def check_properties(
@@ -93,10 +93,10 @@ def _check_each(
     config: Mapping[Any, Any], spec: DeviceSpec, catalog: DeviceCatalog, problems: Problems
 ) -> dict[str, Any]:
     hardware = spec.hardware(catalog)
-    asked = (*((spec.virtual,) if spec.virtual else ()), *hardware)
-    tables = {device: names_of(device, catalog) for device in asked}
+    devices = (*((spec.virtual,) if spec.virtual else ()), *hardware)
+    tables = {device: names_of(device, catalog) for device in devices}
     # Devices that can't be queried have more properties than the documented ones.
-    prefixes = tuple(f"{family(device)}_" for device in asked if catalog.properties(device) is None)
+    prefixes = tuple(f"{family(device)}_" for device in devices if catalog.properties(device) is None)
     checked: dict[str, Any] = {}
     for name, value in config.items():
         if name == DEVICE_PROPERTIES:

@@ -120,8 +120,8 @@ class ImageGenerationSection(TaskSection):
     @model_validator(mode="after")
     def _defaults_are_possible(self) -> "ImageGenerationSection":
         if self.guidance is not None and self.guided != "both" and (self.guidance > 1) != (self.guided == "always"):
-            wanted = "above 1" if self.guided == "always" else "at most 1"
-            raise ValueError(f"guided: {self.guided} needs a guidance {wanted}; it is {self.guidance:g}.")
+            bounds = "above 1" if self.guided == "always" else "at most 1"
+            raise ValueError(f"guided: {self.guided} needs a guidance {bounds}; it is {self.guidance:g}.")
         if self.default_steps is not None and self.default_steps > self.max_steps:
             raise ValueError(f"default_steps is {self.default_steps}, more than max_steps {self.max_steps}.")
         return self

@@ -113,12 +113,12 @@ class Culprits:
         return "\n".join(lines)
 
     def _how(self, cost: str) -> str:
-        found = f"Found in {cost}, each with other operators left in eager PyTorch"
+        tested = f"Found in {cost}, each with other operators left in eager PyTorch"
         if not self.proven:
-            return f"{found}; the limit was reached, so some of them may not be to blame."
+            return f"{tested}; the limit was reached, so some of them may not be to blame."
         if len(self.ops) > 1:
-            return f"{found}: leaving out all of them repairs the model, leaving out fewer does not."
-        return f"{found}: leaving it out repairs the model."
+            return f"{tested}: leaving out all of them repairs the model, leaving out fewer does not."
+        return f"{tested}: leaving it out repairs the model."
 
     def _what_to_do(self) -> str:
         lines = []
@@ -185,8 +185,8 @@ def find_guilty(
     experiments = Experiments(model, call, options, tolerance=tolerance, dynamic=dynamic)
     search = _Search(experiments, max_tests, progress)
 
-    def result(kind: Kind, **found: Any) -> Culprits:
-        return Culprits(kind, tests=experiments.count, seconds=time.perf_counter() - start, **found)
+    def result(kind: Kind, **facts: Any) -> Culprits:
+        return Culprits(kind, tests=experiments.count, seconds=time.perf_counter() - start, **facts)
 
     if experiments.unsteady:
         return result(
@@ -246,8 +246,8 @@ class _Search:
                 return bool(keys)
             return self._right(lambda node: node.key in keys, len(keys), len(candidates), "nodes")
 
-        found = minimise(candidates, repairs, singles=_SINGLES, max_tests=self._max_tests)
-        return found if found is not None else Minimal(tuple(candidates), 0, False)
+        minimal = minimise(candidates, repairs, singles=_SINGLES, max_tests=self._max_tests)
+        return minimal if minimal is not None else Minimal(tuple(candidates), 0, False)
 
     def _right(self, leave_out: Callable[[NodeInfo], bool], some: int, of: int, what: str) -> bool:
         outcome = self._experiments.run(leave_out)

@@ -33,11 +33,11 @@ class Addition(NamedTuple):
 
     def missing(self, there: Sequence[Any]) -> list[str]:
         """Returns the entries that a list lacks."""
-        found: list[str] = []
+        absent: list[str] = []
         for entry in self.entries:
-            if not any(self.present(each, entry) for each in (*there, *found)):
-                found.append(entry)
-        return found
+            if not any(self.present(each, entry) for each in (*there, *absent)):
+                absent.append(entry)
+        return absent
 
     def nested(self, depth: int) -> Any:
         """Returns the value to create at ``path[:depth]`` where there is none yet."""
@@ -59,12 +59,12 @@ def add(text: str, name: str, addition: Addition) -> str:
         ConfigError: The text is not valid YAML, or the entries can't be added without changing something else.
     """
     data = parse_yaml(text, name).data
-    wanted = _with(data, addition)
-    if wanted == data:
+    expected = _with(data, addition)
+    if expected == data:
         return text
     changed = _splice(text, addition)
     try:
-        right = parse_yaml(changed, name).data == wanted
+        right = parse_yaml(changed, name).data == expected
     except ConfigError:
         right = False
     if not right:
@@ -81,12 +81,12 @@ def add(text: str, name: str, addition: Addition) -> str:
 def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
     """Returns the data that the changed text must parse to."""
     # PyYAML parses an anchor and its aliases to one object; the change must affect one place only.
-    wanted = {key: copy.deepcopy(value) for key, value in data.items()}
-    level: Any = wanted
+    changed = {key: copy.deepcopy(value) for key, value in data.items()}
+    level: Any = changed
     for depth, key in enumerate(addition.path):
         if level.get(key) is None:
             level[key] = addition.nested(depth + 1)
-            return wanted
+            return changed
         if depth == len(addition.path) - 1:
             there = level[key] if isinstance(level[key], list) else [level[key]]
             if missing := addition.missing(there):
@@ -97,7 +97,7 @@ def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
                 # The short form, `pt2: openvino`.
                 level[key] = {"backend": level[key]}
         level = level[key]
-    return wanted
+    return changed
 
 
 def _splice(text: str, addition: Addition) -> str:
@@ -119,14 +119,14 @@ def _splice(text: str, addition: Addition) -> str:
 
 def _replace(text: str, node: yaml.Node, addition: Addition, depth: int) -> str:
     """Replaces a scalar or an empty value with a mapping or a list."""
-    given = text[node.start_mark.index : node.end_mark.index]
+    present = text[node.start_mark.index : node.end_mark.index]
     if node.tag == "tag:yaml.org,2002:null":
         new = to_flow(addition.nested(depth))
     elif depth == len(addition.path):
-        new = ", ".join([f"[{given}", *map(to_flow, addition.missing([node.value]))]) + "]"
+        new = ", ".join([f"[{present}", *map(to_flow, addition.missing([node.value]))]) + "]"
     else:
-        new = f"{{backend: {given}, {to_flow(addition.nested(depth))[1:]}"
-    space = "" if given or text[node.start_mark.index - 1 : node.start_mark.index].isspace() else " "
+        new = f"{{backend: {present}, {to_flow(addition.nested(depth))[1:]}"
+    space = "" if present or text[node.start_mark.index - 1 : node.start_mark.index].isspace() else " "
     return text[: node.start_mark.index] + space + new + text[node.end_mark.index :]
 
 

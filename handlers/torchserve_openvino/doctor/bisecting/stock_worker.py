@@ -96,13 +96,13 @@ def run_stock(
     """
     # Created outside of inference mode, as handlers create their inputs: Dynamo recompiles for inference tensors.
     other: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, _other, (call.args, call.kwargs))
-    given: dict[str, Any] = {} if options is None else {"options": dict(options)}
-    given |= {} if dynamic is None else {"dynamic": dynamic}
+    arguments: dict[str, Any] = {} if options is None else {"options": dict(options)}
+    arguments |= {} if dynamic is None else {"dynamic": dynamic}
     with torch.inference_mode(), _watch() as watched:
         expected = model(*call.args, **call.kwargs)
         result: dict[str, Any] = {"outcome": "refused", "error": ""}
         try:
-            compiled = torch.compile(model, backend="openvino", **given)
+            compiled = torch.compile(model, backend="openvino", **arguments)
             start = time.perf_counter()
             first = compiled(*call.args, **call.kwargs)
             result["first_call_seconds"] = time.perf_counter() - start

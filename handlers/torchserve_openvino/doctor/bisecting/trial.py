@@ -289,9 +289,9 @@ def _info(node: Node, digest: str) -> NodeInfo:
 
 def _suspects(failures: Sequence[Fallback], graphs: Sequence[dict[str, Any]]) -> frozenset[str]:
     """Returns the operators that the failures name; for a failure that names a partition, all of its operators."""
-    found = {failure.op for failure in failures}
+    names = {failure.op for failure in failures}
     for graph in graphs:
         for part in graph["partitions"]:
-            if f"graph {graph['index']} / {part['name']}" in found:
-                found |= part["op_counts"].keys()
-    return frozenset(found)
+            if f"graph {graph['index']} / {part['name']}" in names:
+                names |= part["op_counts"].keys()
+    return frozenset(names)

@@ -132,8 +132,8 @@ def _tensor_code(value: torch.Tensor) -> str:
     low, high = float(wide.min()), float(wide.max())
     if not value.is_floating_point():
         return f"torch.randint({int(low)}, {int(high) + 1}, {shape}, dtype={value.dtype})"
-    made = f"torch.empty({shape}).uniform_({low:.6g}, {max(high, low):.6g})"
-    return made if value.dtype is torch.float32 else f"{made}.to({value.dtype})"
+    code = f"torch.empty({shape}).uniform_({low:.6g}, {max(high, low):.6g})"
+    return code if value.dtype is torch.float32 else f"{code}.to({value.dtype})"
 
 
 def _passed(seen: Call) -> str:

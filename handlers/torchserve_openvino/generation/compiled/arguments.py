@@ -45,46 +45,46 @@ class Arguments:
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name, without those that are None."""
         bound = self._signature.bind(self._model, *args, **kwargs)
-        given = {**bound.arguments}
+        arguments = {**bound.arguments}
         rest = next((p.name for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        given |= given.pop(rest, {})
-        given.pop("self", None)
-        return {name: value for name, value in given.items() if value is not None}
+        arguments |= arguments.pop(rest, {})
+        arguments.pop("self", None)
+        return {name: value for name, value in arguments.items() if value is not None}
 
-    def setting(self, given: Mapping[str, Any], name: str) -> Any:
+    def setting(self, arguments: Mapping[str, Any], name: str) -> Any:
         """Returns a setting of a call: its own, or that of its configuration, or the model's; None if unset."""
-        if name in given:
-            return given[name]
-        for config in (given.get("generation_config"), self._model.generation_config):
+        if name in arguments:
+            return arguments[name]
+        for config in (arguments.get("generation_config"), self._model.generation_config):
             if (value := getattr(config, name, None)) is not None:
                 return value
         return None
 
-    def source(self, given: Mapping[str, Any]) -> Any:
+    def source(self, arguments: Mapping[str, Any]) -> Any:
         """Returns the model's main input; None if the call has none."""
-        return given.get("inputs", given.get(model_input(self._model)))
+        return arguments.get("inputs", arguments.get(model_input(self._model)))
 
-    def why_not(self, given: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
+    def why_not(self, arguments: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
         """Returns why compiled graphs do not serve a call; empty if they do.
 
         Args:
-            given: What `named` returns.
+            arguments: What `named` returns.
             sizes: What is compiled.
             layout: What the graphs take and give.
         """
         for name in _UNSERVED:
-            if (value := self.setting(given, name)) not in (None, False):
+            if (value := self.setting(arguments, name)) not in (None, False):
                 return f"{name} is {value!r}, which compiled graphs do not serve"
-        if (scale := self.setting(given, "guidance_scale")) not in (None, 1, 1.0):
+        if (scale := self.setting(arguments, "guidance_scale")) not in (None, 1, 1.0):
             return f"guidance_scale is {scale}, which compiled graphs do not serve"
         known = _OF_GENERATE | _OF_MODEL | self._settings | self._own | {model_input(self._model)}
-        for name in given:
-            if name not in known and given[name] is not False:
+        for name in arguments:
+            if name not in known and arguments[name] is not False:
                 return f"{name} is given, which compiled graphs do not take"
-        return self._too_long(given, sizes, layout)
+        return self._too_long(arguments, sizes, layout)
 
-    def _too_long(self, given: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
-        source = self.source(given)
+    def _too_long(self, arguments: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
+        source = self.source(arguments)
         if sizes.features and isinstance(source, Tensor) and tuple(source.shape[1:]) != sizes.features:
             return f"the input has shape {list(source.shape[1:])}; {list(sizes.features)} was compiled"
         if sizes.texts and isinstance(source, Tensor) and source.shape[1] > max(sizes.texts):
@@ -92,8 +92,8 @@ class Arguments:
                 f"the input has {source.shape[1]} tokens; the encoder takes up to {max(sizes.texts)} "
                 "(handler.openvino.generate.max_length)"
             )
-        ids = given.get("decoder_input_ids") if layout.encodes else source
-        total, prompt = self._total(given, int(ids.shape[1]) if isinstance(ids, Tensor) else 1)
+        ids = arguments.get("decoder_input_ids") if layout.encodes else source
+        total, prompt = self._total(arguments, int(ids.shape[1]) if isinstance(ids, Tensor) else 1)
         if total <= sizes.places:
             return ""
         return (
@@ -101,9 +101,9 @@ class Arguments:
             "(handler.openvino.generate.max_length)"
         )
 
-    def _total(self, given: Mapping[str, Any], prompt: int) -> tuple[int, int]:
+    def _total(self, arguments: Mapping[str, Any], prompt: int) -> tuple[int, int]:
         """Returns how many tokens the sequence has at most, and how many its beginning has."""
-        new, most = self.setting(given, "max_new_tokens"), self.setting(given, "max_length")
+        new, most = self.setting(arguments, "max_new_tokens"), self.setting(arguments, "max_length")
         if new is not None:
             return prompt + int(new), prompt
         if most is not None:

@@ -30,8 +30,8 @@ class _ByTable:
         queries = torch.arange(query_length)[:, None] + past_seen_tokens
         distances = torch.arange(key_length)[None] - queries + places - 1
         # Queries behind the last place are padding.
-        found = self.by_distance[distances.clamp(0, 2 * places - 2)]
-        return found.permute(2, 0, 1)[None]
+        biases = self.by_distance[distances.clamp(0, 2 * places - 2)]
+        return biases.permute(2, 0, 1)[None]
 
 
 def _tabled(kind: type) -> type:
@@ -62,27 +62,27 @@ def _with_table(attention: Any, places: int) -> nn.Module:
     name = type(attention).__name__
     if _PAST not in inspect.signature(attention.compute_bias).parameters:
         raise ModelLoadError(f"{name} computes its distances in a way that is not known here.")
-    found = copy.copy(attention)
-    found.__class__ = _tabled(type(attention))
-    found._buffers = dict(attention._buffers)
+    tabled = copy.copy(attention)
+    tabled.__class__ = _tabled(type(attention))
+    tabled._buffers = dict(attention._buffers)
     with torch.no_grad():
         # To all keys: from the last place, distances up to 0; from the first one, those from 0.
         before = attention.compute_bias(1, places, past_seen_tokens=places - 1)[0, :, 0]
         after = attention.compute_bias(1, places, past_seen_tokens=0)[0, :, 0]
-        found.register_buffer("by_distance", torch.cat([before, after[:, 1:]], 1).t().contiguous(), persistent=False)
+        tabled.register_buffer("by_distance", torch.cat([before, after[:, 1:]], 1).t().contiguous(), persistent=False)
         middle = {"query_length": min(2, places), "key_length": places, _PAST: places // 2 if places > 2 else 0}
-        if not torch.equal(found.compute_bias(**middle), attention.compute_bias(**middle)):
+        if not torch.equal(tabled.compute_bias(**middle), attention.compute_bias(**middle)):
             raise ModelLoadError(f"{name} computes something else of a place than its distance.")
-    return found
+    return tabled
 
 
 def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
     """Returns a copy of a module with another one at a path; all else is shared."""
     if not path:
         return new
-    found = copy.copy(module)
-    found._modules = dict(module._modules)
-    inner = found._modules[path[0]]
+    replaced = copy.copy(module)
+    replaced._modules = dict(module._modules)
+    inner = replaced._modules[path[0]]
     assert inner is not None
-    found._modules[path[0]] = _replaced(inner, path[1:], new)
-    return found
+    replaced._modules[path[0]] = _replaced(inner, path[1:], new)
+    return replaced

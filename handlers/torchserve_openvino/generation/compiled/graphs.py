@@ -29,8 +29,8 @@ class EncoderGraph(nn.Module):
     def forward(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
         """Maps tokens, int64 ``[batch, length]``, or features to states, float32 ``[batch, places, width]``."""
         masked = {"attention_mask": mask} if self._masked else {}
-        found: Tensor = self.encoder(**{self._name: values}, **masked).last_hidden_state
-        return _own(found)
+        states: Tensor = self.encoder(**{self._name: values}, **masked).last_hidden_state
+        return _own(states)
 
 
 class _DecoderGraph(nn.Module):
@@ -64,20 +64,20 @@ class _DecoderGraph(nn.Module):
             hidden: The encoder's output.
             source: Its mask.
         """
-        given: dict[str, Any] = {self._cache: cache, "use_cache": True}
+        arguments: dict[str, Any] = {self._cache: cache, "use_cache": True}
         if mask is not None:
-            given[self._mask] = mask
+            arguments[self._mask] = mask
         if positions is not None:
-            given[self._positions] = positions
+            arguments[self._positions] = positions
         if hidden is None:
-            given[IDS] = ids
+            arguments[IDS] = ids
         else:
-            given["decoder_input_ids"], given["encoder_outputs"] = ids, (hidden,)
+            arguments["decoder_input_ids"], arguments["encoder_outputs"] = ids, (hidden,)
         if source is not None:
-            given["attention_mask"] = source
+            arguments["attention_mask"] = source
         if place is not None and self._picks:
-            given["logits_to_keep"] = place
-        logits: Tensor = self.model(**given).logits
+            arguments["logits_to_keep"] = place
+        logits: Tensor = self.model(**arguments).logits
         if place is not None and not self._picks:
             logits = logits.index_select(1, place)
         return logits[:, 0]
@@ -132,14 +132,14 @@ class StepGraph(_DecoderGraph):
         Returns:
             Logits, float32 ``[batch, vocabulary]``; then keys and values of the new tokens, for each layer in turn.
         """
-        given = list(inputs)
-        ids = given.pop(0)
-        mask = given.pop(0) if self._mask else None
-        positions = given.pop(0) if self._positions else None
-        start = given.pop(0)[0]
-        place = given.pop(0)[:1] if self._count > 1 else None
-        source = given.pop(0) if self._masks_source else None
-        own, cross = given[: 2 * self._layers], given[2 * self._layers :]
+        remaining = list(inputs)
+        ids = remaining.pop(0)
+        mask = remaining.pop(0) if self._mask else None
+        positions = remaining.pop(0) if self._positions else None
+        start = remaining.pop(0)[0]
+        place = remaining.pop(0)[:1] if self._count > 1 else None
+        source = remaining.pop(0) if self._masks_source else None
+        own, cross = remaining[: 2 * self._layers], remaining[2 * self._layers :]
         written = Written(start, self._count, own[0].shape[2])
         cache = in_graph(own, cross if self._source else None, self._layers, written)
         hidden = torch.zeros(ids.shape[0], self._source, self._width) if self._source else None

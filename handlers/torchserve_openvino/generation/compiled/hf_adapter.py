@@ -60,12 +60,12 @@ class _Encoder:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutput
 
-        given = inspect.signature(self._original.forward).bind(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
-        _refuse(given, {model_input(self._compiled.model), "attention_mask"})
-        values = given[model_input(self._compiled.model)]
+        arguments = inspect.signature(self._original.forward).bind(*args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        _refuse(arguments, {model_input(self._compiled.model), "attention_mask"})
+        values = arguments[model_input(self._compiled.model)]
         texts = not values.is_floating_point()
-        return BaseModelOutput(self._compiled.encode(values, given.get("attention_mask") if texts else None))
+        return BaseModelOutput(self._compiled.encode(values, arguments.get("attention_mask") if texts else None))
 
 
 class _Forward:
@@ -82,16 +82,16 @@ class _Forward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 
-        given = self._signature.bind(None, *args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
-        _refuse(given, self._known)
+        arguments = self._signature.bind(None, *args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        _refuse(arguments, self._known)
         layout = self._layout
-        ids = given.get("decoder_input_ids" if layout.encodes else IDS)
+        ids = arguments.get("decoder_input_ids" if layout.encodes else IDS)
         if ids is None or ids.shape[1] == 0:
             raise InvalidInputError("a compiled model generates from tokens; there are none")
-        hidden = self._hidden(given) if layout.encodes else None
-        cache = given.get(layout.cache)
-        mask = given.get(layout.mask) if layout.mask else None
+        hidden = self._hidden(arguments) if layout.encodes else None
+        cache = arguments.get(layout.cache)
+        mask = arguments.get(layout.mask) if layout.mask else None
         if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() != 2):
             raise InvalidInputError(
                 "a compiled model has a cache of its own: call generate without cache_implementation"
@@ -100,28 +100,28 @@ class _Forward:
             if cache is not None and int(cache.get_seq_length()):
                 raise InvalidInputError("the given cache holds tokens of a model that is not compiled")
             cache = self._compiled.cache(len(ids), hidden)
-        elif ids.shape[1] > 1 and (layout.encodes or given.get("logits_to_keep", 1) != 1):
+        elif ids.shape[1] > 1 and (layout.encodes or arguments.get("logits_to_keep", 1) != 1):
             raise InvalidInputError("a compiled model gives the logits of the last token only: no assisted decoding")
         with torch.no_grad():
             logits = self._compiled.run(
-                cache, ids, mask=mask, positions=given.get(layout.positions) if layout.positions else None,
-                source=given.get("attention_mask") if layout.masks_source else None,
+                cache, ids, mask=mask, positions=arguments.get(layout.positions) if layout.positions else None,
+                source=arguments.get("attention_mask") if layout.masks_source else None,
             )[:, None]  # fmt: skip
-        cached = {layout.cache: cache if given.get("use_cache") is not False else None}
+        cached = {layout.cache: cache if arguments.get("use_cache") is not False else None}
         if hidden is not None:
             return Seq2SeqLMOutput(logits=logits, encoder_last_hidden_state=hidden, **cached)
         return CausalLMOutputWithPast(logits=logits, **cached)
 
-    def _hidden(self, given: dict[str, Any]) -> Tensor:
-        outputs = given.get("encoder_outputs")
+    def _hidden(self, arguments: dict[str, Any]) -> Tensor:
+        outputs = arguments.get("encoder_outputs")
         if outputs is not None:
-            found: Tensor = outputs[0]
-            return found
-        values = given.get(model_input(self._compiled.model))
+            states: Tensor = outputs[0]
+            return states
+        values = arguments.get(model_input(self._compiled.model))
         if values is None:
             raise InvalidInputError("a model with an encoder needs its input, or encoder_outputs")
         texts = not values.is_floating_point()
-        return self._compiled.encode(values, given.get("attention_mask") if texts else None)
+        return self._compiled.encode(values, arguments.get("attention_mask") if texts else None)
 
     def _is_ours(self, cache: Any) -> bool:
         from torchserve_openvino.generation.compiled.caches import Kept, own_layers
@@ -130,11 +130,11 @@ class _Forward:
         return bool(layers) and isinstance(layers[0], Kept)
 
 
-def _refuse(given: dict[str, Any], known: Container[str]) -> None:
+def _refuse(arguments: dict[str, Any], known: Container[str]) -> None:
     """Refuses what the graphs do not give, or do not take."""
     for name in _UNUSED:
-        if (value := given.get(name)) is not None and value is not False:
+        if (value := arguments.get(name)) is not None and value is not False:
             raise InvalidInputError(f"{name} is not supported by a compiled model: leave it out")
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in known and isinstance(value, Tensor):
             raise InvalidInputError(f"{name} is not taken by a compiled model: leave it out")

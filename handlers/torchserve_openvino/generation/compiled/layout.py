@@ -96,12 +96,12 @@ def layout_of(model: nn.Module, sizes: Sizes) -> Layout:
     cache: Any = DynamicCache()
     try:
         with torch.no_grad():
-            given: dict[str, Any] = {IDS: token}
+            arguments: dict[str, Any] = {IDS: token}
             if encodes:
                 hidden = _encoded(model, sizes)
                 cache = EncoderDecoderCache(cache, DynamicCache())
-                given = {"decoder_input_ids": token, "encoder_outputs": (hidden,)}
-            logits = model(**given, use_cache=True, **{cache_name: cache}).logits
+                arguments = {"decoder_input_ids": token, "encoder_outputs": (hidden,)}
+            logits = model(**arguments, use_cache=True, **{cache_name: cache}).logits
         own = cache.self_attention_cache if encodes else cache
         layers = tuple(_shape(layer) for layer in own.layers)
         cross = tuple(_shape(layer) for layer in cache.cross_attention_cache.layers) if encodes else ()
@@ -133,8 +133,8 @@ def model_input(model: nn.Module) -> str:
 
 def encoder_of(model: nn.Module) -> nn.Module:
     """Returns the encoder of a model that has one."""
-    found: nn.Module = model.get_encoder()  # type: ignore[operator]
-    return found
+    encoder: nn.Module = model.get_encoder()  # type: ignore[operator]
+    return encoder
 
 
 def _encoded(model: nn.Module, sizes: Sizes) -> Tensor:
@@ -142,13 +142,13 @@ def _encoded(model: nn.Module, sizes: Sizes) -> Tensor:
     if name == IDS:
         if not sizes.texts:
             raise ModelLoadError(f"{type(model).__name__} has an encoder, for which no lengths of texts were given.")
-        given = torch.zeros(1, min(sizes.texts), dtype=torch.int64)
+        values = torch.zeros(1, min(sizes.texts), dtype=torch.int64)
     else:
         if not sizes.features:
             raise ModelLoadError(f"{type(model).__name__} has an encoder, for which no shape of features was given.")
-        given = torch.zeros(1, *sizes.features)
-    found: Tensor = encoder_of(model)(**{name: given}).last_hidden_state
-    return found
+        values = torch.zeros(1, *sizes.features)
+    states: Tensor = encoder_of(model)(**{name: values}).last_hidden_state
+    return states
 
 
 def _shape(layer: Any) -> KeyShape:

@@ -80,9 +80,9 @@ class CompiledGeneration:
             InvalidInputError: The input is too long, or of another shape.
         """
         if values.is_floating_point():
-            wanted = self.sizes.features
-            if tuple(values.shape[1:]) != wanted:
-                raise InvalidInputError(f"the encoder takes {list(wanted)}, not {list(values.shape[1:])}")
+            features = self.sizes.features
+            if tuple(values.shape[1:]) != features:
+                raise InvalidInputError(f"the encoder takes {list(features)}, not {list(values.shape[1:])}")
             return self._encoders[0](values.contiguous())[0]
         length = values.shape[1]
         size = next((each for each in sorted(self._encoders) if each >= length), None)
@@ -145,28 +145,28 @@ class CompiledGeneration:
         """
         layout, places = self.layout, self.sizes.places
         own = self._caches.own_layers(cache)
-        past, (batch, asked) = own[0].length, ids.shape
-        if past + asked > places:
-            raise InvalidInputError(f"the sequence gets {past + asked} tokens; at most {places} were compiled")
-        size = self._size(asked, places - past)
-        count = min(size, asked)
-        given: list[Tensor] = [_widened(ids[:, :count], size)]
+        past, (batch, length) = own[0].length, ids.shape
+        if past + length > places:
+            raise InvalidInputError(f"the sequence gets {past + length} tokens; at most {places} were compiled")
+        size = self._size(length, places - past)
+        count = min(size, length)
+        inputs: list[Tensor] = [_widened(ids[:, :count], size)]
         if layout.mask:
-            seen = ids[:, :0] if mask is None else mask[:, : past + asked].to(torch.int64)
-            given.append(_widened(seen, places, fill=1))
+            seen = ids[:, :0] if mask is None else mask[:, : past + length].to(torch.int64)
+            inputs.append(_widened(seen, places, fill=1))
         if layout.positions:
             counted = torch.arange(past, past + count).expand(batch, count) if positions is None else positions
-            given.append(_widened(counted[:, :count], size))
-        given.append(torch.full((batch,), past))
+            inputs.append(_widened(counted[:, :count], size))
+        inputs.append(torch.full((batch,), past))
         if size > 1:
-            given.append(torch.full((batch,), count - 1))
+            inputs.append(torch.full((batch,), count - 1))
         if layout.masks_source:
             seen = torch.ones(batch, 0, dtype=torch.int64) if source is None else source.to(torch.int64)
-            given.append(_widened(seen, layout.source, fill=int(source is None)))
-        given += [each for layer in own for each in (layer.keys, layer.values)]
+            inputs.append(_widened(seen, layout.source, fill=int(source is None)))
+        inputs += [each for layer in own for each in (layer.keys, layer.values)]
         if layout.encodes:
-            given += [each for layer in self._caches.cross_layers(cache) for each in (layer.keys, layer.values)]
-        logits, *new = self._steps[size](*given)
+            inputs += [each for layer in self._caches.cross_layers(cache) for each in (layer.keys, layer.values)]
+        logits, *new = self._steps[size](*inputs)
         with SERVING.on():
             for layer, keys, values in zip(own, new[::2], new[1::2], strict=True):
                 # Beams put the rows in another order, in the mode of whoever generates.
@@ -189,10 +189,10 @@ class CompiledGeneration:
             if done == ids.shape[1]:
                 return logits
 
-    def _size(self, asked: int, room: int) -> int:
+    def _size(self, length: int, room: int) -> int:
         """Returns how many tokens to compute at once: the fewest that suffice, or the most there are."""
         fitting = [size for size in self._steps if size <= room]
-        return min((size for size in fitting if size >= asked), default=max(fitting))
+        return min((size for size in fitting if size >= length), default=max(fitting))
 
     # --- values to compile and to verify with ---------------------------------------------------------------------
 
@@ -202,23 +202,23 @@ class CompiledGeneration:
             # The ends of the cache, and somewhere between.
             start = (int(draw.numbers(1, below=places - count + 1)), 0, places - count, places // 2)[seed % 4]
             start = min(start, places - count)
-            found = [draw.numbers(rows, count, below=layout.vocabulary)]
+            inputs = [draw.numbers(rows, count, below=layout.vocabulary)]
             if layout.mask:
-                found.append(torch.ones(rows, places, dtype=torch.int64))
+                inputs.append(torch.ones(rows, places, dtype=torch.int64))
             if layout.positions:
-                found.append(torch.arange(start, start + count).repeat(rows, 1))
-            found.append(torch.full((rows,), start))
+                inputs.append(torch.arange(start, start + count).repeat(rows, 1))
+            inputs.append(torch.full((rows,), start))
             if count > 1:
-                found.append(torch.full((rows,), int(draw.numbers(1, below=count))))
+                inputs.append(torch.full((rows,), int(draw.numbers(1, below=count))))
             if layout.masks_source:
-                found.append(_lengths(rows, layout.source))
+                inputs.append(_lengths(rows, layout.source))
             for layers, size in ((layout.layers, places), (layout.cross, layout.source)):
                 for each in layers:
-                    found += [
+                    inputs += [
                         draw.normal(rows, each.heads, size, each.key),
                         draw.normal(rows, each.heads, size, each.value),
                     ]
-            return found
+            return inputs
 
         return make
 
@@ -241,9 +241,9 @@ def _bare(model: nn.Module) -> nn.Module:
 
     They hold a hash that differs in each process, by which the cache would not know the model again.
     """
-    found = copy.copy(model)
-    vars(found).pop("generation_config", None)
-    return found
+    bare = copy.copy(model)
+    vars(bare).pop("generation_config", None)
+    return bare
 
 
 def _widened(tensor: Tensor, size: int, *, fill: int = 0) -> Tensor:

@@ -57,16 +57,16 @@ class Rows(Calls):
         """
         rows = len(inputs[0])
         with eager_watch.compiled(), SERVING.on():
-            given = [ordinary(each) for each in inputs]
-            found = [
-                self._once([each[first:last] for each in given] if last - first < rows else given)
+            columns = [ordinary(each) for each in inputs]
+            outputs = [
+                self._once([each[first:last] for each in columns] if last - first < rows else columns)
                 for first, last in self._pieces(rows)
             ]
-        return found[0] if len(found) == 1 else tuple(torch.cat(each) for each in zip(*found, strict=True))
+        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(each) for each in zip(*outputs, strict=True))
 
     def _once(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        found = self._run(*inputs)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
+        outputs = self._run(*inputs)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
     def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
         first = 0

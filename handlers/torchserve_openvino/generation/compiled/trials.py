@@ -46,12 +46,12 @@ class Trials:
             verify: `handler.openvino.verify`: the tolerances.
         """
         count, pairs, rows = Count(), [], 0
-        for given in (*map(self._greedy, seen), *self._made_up()):
+        for arguments in (*map(self._greedy, seen), *self._made_up()):
             with torch.no_grad():
-                wanted = self._function(self._model, **given)
-                got = self._compiled(**given)
-            for row in range(len(wanted.sequences)):
-                pairs += _compared(rows, row, wanted, got, count, exact=form == "f32")
+                expected = self._function(self._model, **arguments)
+                generated = self._compiled(**arguments)
+            for row in range(len(expected.sequences)):
+                pairs += _compared(rows, row, expected, generated, count, exact=form == "f32")
                 rows += 1
         near = nearness_of(pairs)
         return Proof(
@@ -59,10 +59,12 @@ class Trials:
             tuple(problems_of(form, count, near, verify)),
         )  # fmt: skip
 
-    def _greedy(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in given.items() if name not in _DROPPED}
+    def _greedy(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in arguments.items() if name not in _DROPPED}
         prompt = (
-            given.get("decoder_input_ids") if self._generation.layout.encodes else given.get("inputs", given.get(IDS))
+            arguments.get("decoder_input_ids")
+            if self._generation.layout.encodes
+            else arguments.get("inputs", arguments.get(IDS))
         )
         room = self._generation.sizes.places - (int(prompt.shape[1]) if isinstance(prompt, Tensor) else 1)
         return {**kept, **_GREEDY, **_DETAILS, "max_new_tokens": max(1, min(self._tokens, room))}
@@ -74,33 +76,33 @@ class Trials:
             return []
         longest = max(sizes.texts) if layout.encodes else sizes.places - self._tokens
         prompts = [torch.tensor([each]) for each in made_up(layout.vocabulary, self._special(), longest)]
-        found = [(ids, torch.ones_like(ids)) for ids in prompts]
+        batches = [(ids, torch.ones_like(ids)) for ids in prompts]
         if len(prompts) > 1:
             least, most = prompts[0], prompts[1]
             padding = torch.zeros(1, most.shape[1] - least.shape[1], dtype=torch.int64)
             mask = torch.cat([torch.cat([padding, torch.ones_like(least)], 1), torch.ones_like(most)])
-            found.append((torch.cat([torch.cat([padding, least], 1), most]), mask))
-        return [self._greedy({IDS: ids, "attention_mask": mask, "pad_token_id": 0}) for ids, mask in found]
+            batches.append((torch.cat([torch.cat([padding, least], 1), most]), mask))
+        return [self._greedy({IDS: ids, "attention_mask": mask, "pad_token_id": 0}) for ids, mask in batches]
 
     def _special(self) -> frozenset[int]:
         config: Any = self._model.generation_config
-        found: list[int] = []
+        tokens: list[int] = []
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             value = getattr(config, name, None)
-            found += value if isinstance(value, list) else [value] if value is not None else []
-        return frozenset(found)
+            tokens += value if isinstance(value, list) else [value] if value is not None else []
+        return frozenset(tokens)
 
 
 def _compared(
-    number: int, row: int, wanted: Any, got: Any, count: Count, *, exact: bool
+    number: int, row: int, reference: Any, generated: Any, count: Count, *, exact: bool
 ) -> list[tuple[Any, Any]]:  # fmt: skip
     """Compares one row token by token, up to the first that differs; returns the logits up to there."""
-    ours, theirs, logits = [], [], list(zip(got.logits, wanted.logits, strict=False))
-    start = wanted.sequences.shape[1] - len(wanted.logits)
+    ours, theirs, logits = [], [], list(zip(generated.logits, reference.logits, strict=False))
+    start = reference.sequences.shape[1] - len(reference.logits)
     for place, (mine, their) in enumerate(logits):
         ours.append(mine[row].float())
         theirs.append(their[row].float())
-        token, expected = int(got.sequences[row, start + place]), int(wanted.sequences[row, start + place])
+        token, expected = int(generated.sequences[row, start + place]), int(reference.sequences[row, start + place])
         count.compared += 1
         if token == expected:
             count.equal += 1
@@ -110,7 +112,7 @@ def _compared(
             if not drift <= count.drift:
                 count.drift = drift
             continue
-        scores = wanted.scores[place][row].float().log_softmax(-1)
+        scores = reference.scores[place][row].float().log_softmax(-1)
         gap = float(scores[expected] - scores[token])
         if exact and gap <= TIE:
             count.ties += 1

@@ -32,22 +32,22 @@ class Components:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self._given = given = loaded.components
-        self._transformer = given.get("transformer")
-        self._denoiser: Any = self._transformer if self._transformer is not None else given["unet"]
-        self._is_xl = "text_encoder_2" in given and self._transformer is None
+        self._given = components = loaded.components
+        self._transformer = components.get("transformer")
+        self._denoiser: Any = self._transformer if self._transformer is not None else components["unet"]
+        self._is_xl = "text_encoder_2" in components and self._transformer is None
         self._check()
-        vae = given["vae"]
+        vae = components["vae"]
         self.scale: int = 2 ** (len(vae.config.block_out_channels) - 1)
         self.unit = self.scale * (int(self._transformer.config.patch_size) if self._transformer is not None else 1)
         self.inpaints_only = int(self._denoiser.config.in_channels) != int(vae.config.latent_channels)
         self.standing: dict[str, StandIn | None] = {}
-        self._texts = {name: self._text(name) for name in given if name.startswith("text_encoder")}
+        self._texts = {name: self._text(name) for name in components if name.startswith("text_encoder")}
         self._unet = self._denoiser_calls()
         self._decoder, self._encoder = Calls(graphs.DecoderGraph(vae)), Calls(graphs.EncoderGraph(vae))
         self.standing["vae"] = graphs.VaeStandIn(vae, {"decoder": self._decoder, "encoder": self._encoder})
         self._safety: Calls | None = None
-        if (checker := given.get("safety_checker")) is not None:
+        if (checker := components.get("safety_checker")) is not None:
             self._safety = Calls(graphs.SafetyGraph(checker))
             self.standing["safety_checker"] = graphs.SafetyStandIn(checker, {"safety": self._safety})
 
@@ -58,11 +58,11 @@ class Components:
             ModelLoadError: It is one of those.
         """
         config = self._denoiser.config
-        wanted = {
+        expected = {
             "time_cond_proj_dim": None, "class_embed_type": None, "num_class_embeds": None,
             "encoder_hid_dim_type": None, "addition_embed_type": "text_time" if self._is_xl else None,
         }  # fmt: skip
-        for name, value in wanted.items():
+        for name, value in expected.items():
             if self._transformer is None and config.get(name) != value:
                 raise ModelLoadError(f"unet/config.json: {name} is {config.get(name)!r}; served is {value!r} only.")
         for name, model in self._given.items():
@@ -169,13 +169,13 @@ class Components:
             return [sample, timestep, WarmupInput(name="encoder_hidden_states", shape=texts), pooled]
         inner = config["cross_attention_dim"]
         inner = int(inner[0] if isinstance(inner, (list, tuple)) else inner)
-        found = [sample, timestep, WarmupInput(name="encoder_hidden_states", shape=[length, inner])]
+        inputs = [sample, timestep, WarmupInput(name="encoder_hidden_states", shape=[length, inner])]
         if self._is_xl:
             vector = int(self._given["text_encoder_2"].config.projection_dim)
-            found.append(WarmupInput(name="text_embeds", shape=[vector]))
+            inputs.append(WarmupInput(name="text_embeds", shape=[vector]))
             # Sizes and places in pixels.
-            found.append(WarmupInput(name="time_ids", shape=[6], low=0.0, high=1024.0))
-        return found
+            inputs.append(WarmupInput(name="time_ids", shape=[6], low=0.0, high=1024.0))
+        return inputs
 
 
 def _get(model: Any, name: str) -> Any:

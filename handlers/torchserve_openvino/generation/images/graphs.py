@@ -31,8 +31,8 @@ class TextGraph(nn.Module):
             float32 ``[batch, length, width]`` or, with a projection, ``[batch, width]``; then, with ``hidden``,
             ``[batch, length, width]``.
         """
-        found = self.encoder(ids, output_hidden_states=True) if self._hidden else self.encoder(ids)
-        return (found[0], found.hidden_states[-2]) if self._hidden else (found[0],)
+        outputs = self.encoder(ids, output_hidden_states=True) if self._hidden else self.encoder(ids)
+        return (outputs[0], outputs.hidden_states[-2]) if self._hidden else (outputs[0],)
 
 
 class UnetGraph(nn.Module):
@@ -144,9 +144,9 @@ class StandIn:
 class Encoded:
     """A text encoder's output, as pipelines read it: ``[0]`` and ``hidden_states[-2]``."""
 
-    def __init__(self, found: Sequence[Tensor]) -> None:
-        self._first = found[0]
-        self.hidden_states = (*found[1:], None)
+    def __init__(self, states: Sequence[Tensor]) -> None:
+        self._first = states[0]
+        self.hidden_states = (*states[1:], None)
 
     def __getitem__(self, index: int) -> Tensor:
         if index != 0:

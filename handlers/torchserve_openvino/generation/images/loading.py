@@ -81,12 +81,12 @@ def load(folder: Path) -> Loaded:
     family = family_of(index)
     loaded = Loaded(family, {}, {name: index[name] for name in family.options if name in index})
     for name, kind in family.models.items():
-        given = _class_named(index, name)
-        if given is None and name in family.may_lack:
+        class_name = _class_named(index, name)
+        if class_name is None and name in family.may_lack:
             loaded.components[name] = None
             continue
-        if given != kind:
-            raise ModelLoadError(f"{INDEX}: {name} is {given or 'missing'}; {family.name} needs {kind}.")
+        if class_name != kind:
+            raise ModelLoadError(f"{INDEX}: {name} is {class_name or 'missing'}; {family.name} needs {kind}.")
         loaded.components[name] = _model(folder / name, kind)
     for name, encoder in family.tokenizers.items():
         model = loaded.components[encoder]
@@ -113,14 +113,14 @@ def diffusers() -> Any:
     """
     try:
         # Imported here: it takes seconds, which only workers of this task need.
-        import diffusers as found
+        import diffusers as library
     except ImportError as error:
         raise ModelLoadError(
             f"this task needs diffusers ({error}): pip install 'torchserve-openvino[diffusion]'."
         ) from error
-    found.utils.logging.set_verbosity_error()
-    found.utils.logging.disable_progress_bar()
-    return found
+    library.utils.logging.set_verbosity_error()
+    library.utils.logging.disable_progress_bar()
+    return library
 
 
 def _model(folder: Path, kind: str) -> nn.Module:
@@ -148,8 +148,8 @@ def _model(folder: Path, kind: str) -> nn.Module:
             "numbers."
         )
     _make_steady(model)
-    found: nn.Module = model.eval()
-    return found
+    evaluated: nn.Module = model.eval()
+    return evaluated
 
 
 def _make_steady(model: nn.Module) -> None:
@@ -176,12 +176,12 @@ def _tokenizer(folder: Path, encoder: Any) -> Any:
 
 def _scheduler(folder: Path, kind: str) -> Any:
     library = diffusers()
-    found: Any = getattr(library, kind, None)
-    if library.SchedulerMixin not in getattr(found, "__mro__", ()):
+    scheduler: Any = getattr(library, kind, None)
+    if library.SchedulerMixin not in getattr(scheduler, "__mro__", ()):
         raise ModelLoadError(f"{INDEX} names the scheduler {kind}, which diffusers does not have.")
     with hub.offline():
         try:
-            return found.from_pretrained(folder, local_files_only=True)
+            return scheduler.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
             raise ModelLoadError(f"{kind} cannot load {folder.name}: {error}") from error
 

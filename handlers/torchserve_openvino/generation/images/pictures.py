@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImageSettings:
     """What a picture is made of.
 
     Attributes:
@@ -91,7 +91,7 @@ class PictureMaker:
     def _pipeline(self, mode: Mode) -> Any:
         kind = getattr(diffusers(), self._loaded.family.modes[mode])
         scheduler = self._loaded.components["scheduler"]
-        given = {
+        options = {
             **self._loaded.components,
             **self.components.standing,
             "scheduler": type(scheduler).from_config(scheduler.config),
@@ -102,7 +102,7 @@ class PictureMaker:
         }
         taken = inspect.signature(kind.__init__).parameters
         needed = dict.fromkeys(("safety_checker", "feature_extractor", "image_encoder"))
-        pipe = kind(**{name: value for name, value in {**needed, **given}.items() if name in taken})
+        pipe = kind(**{name: value for name, value in {**needed, **options}.items() if name in taken})
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
@@ -117,8 +117,8 @@ class PictureMaker:
     @property
     def most_steps(self) -> int | None:
         """The most steps that the scheduler has times for; None if it does not tell."""
-        found = self._loaded.components["scheduler"].config.get("num_train_timesteps")
-        return None if found is None else int(found)
+        steps = self._loaded.components["scheduler"].config.get("num_train_timesteps")
+        return None if steps is None else int(steps)
 
     def default(self, name: str, mode: Mode = "text") -> Any:
         """Returns the default of an argument of a pipeline, such as ``num_inference_steps``."""
@@ -139,65 +139,66 @@ class PictureMaker:
 
     # --- making pictures ------------------------------------------------------------------------------------------
 
-    def make(self, wanted: Wanted, seed: int, on_step: Progress | None = None) -> Image.Image:
+    def make(self, settings: ImageSettings, seed: int, on_step: Progress | None = None) -> Image.Image:
         """Makes one picture; equal seeds give equal pictures.
 
         Args:
-            wanted: What it is made of.
+            settings: What it is made of.
             seed: Of the noise that it starts from; at least 0.
-            told: Called after each step.
+            on_step: Called after each step.
 
         Raises:
             BlankPictureError: The model made NaN, or black all over.
             WithheldPictureError: The folder's safety checker flags it.
         """
-        pipe = self._pipelines[wanted.mode]
-        pipe.scheduler = self._scheduler(wanted)
+        pipe = self._pipelines[settings.mode]
+        pipe.scheduler = self._scheduler(settings)
 
         def progress(pipeline: Any, step: int, time: Any, tensors: dict[str, Any]) -> dict[str, Any]:
             if on_step is not None:
                 on_step(step + 1, int(pipeline.num_timesteps))
             return {}
 
-        given: dict[str, Any] = {
-            "prompt": wanted.prompt,
-            "num_inference_steps": wanted.steps,
-            "guidance_scale": wanted.guidance,
-            "negative_prompt": wanted.negative_prompt if wanted.guidance > 1 else None,
+        arguments: dict[str, Any] = {
+            "prompt": settings.prompt,
+            "num_inference_steps": settings.steps,
+            "guidance_scale": settings.guidance,
+            "negative_prompt": settings.negative_prompt if settings.guidance > 1 else None,
             "generator": torch.Generator().manual_seed(seed),
             "output_type": "pt",
             "return_dict": False,
             "callback_on_step_end": progress,
         }
-        if wanted.mode != "image":
-            given |= {"width": wanted.size.width, "height": wanted.size.height}
-        if wanted.image is not None:
-            given["image"] = wanted.image if wanted.mode == "inpaint" else _resized(wanted.image, wanted.size)
-            given |= {"strength": wanted.strength} if wanted.strength is not None else {}
-        if wanted.mask is not None:
-            given["mask_image"] = wanted.mask
-        if wanted.mode == "image" and "height" in inspect.signature(type(pipe).__call__).parameters:
-            given |= {"width": wanted.size.width, "height": wanted.size.height}
+        if settings.mode != "image":
+            arguments |= {"width": settings.size.width, "height": settings.size.height}
+        if settings.image is not None:
+            keeps_size = settings.mode == "inpaint"
+            arguments["image"] = settings.image if keeps_size else _resized(settings.image, settings.size)
+            arguments |= {"strength": settings.strength} if settings.strength is not None else {}
+        if settings.mask is not None:
+            arguments["mask_image"] = settings.mask
+        if settings.mode == "image" and "height" in inspect.signature(type(pipe).__call__).parameters:
+            arguments |= {"width": settings.size.width, "height": settings.size.height}
         with torch.no_grad():
-            pixels, *flags = pipe(**given)
+            pixels, *flags = pipe(**arguments)
         if flags and flags[0] is not None and any(flags[0]):
             raise WithheldPictureError(
                 "the model's safety checker flags this picture, so it is not sent; change the prompt or the seed"
             )
         return _picture(pixels)
 
-    def _scheduler(self, wanted: Wanted) -> Any:
+    def _scheduler(self, settings: ImageSettings) -> Any:
         """Returns a new scheduler, since one keeps what it did for the last picture."""
-        kind = self._scheduling[wanted.mode]
-        if wanted.scheduler is not None:
-            kind = getattr(diffusers(), SCHEDULERS[wanted.scheduler])
-        return kind.from_config(self._configured[wanted.mode])
+        kind = self._scheduling[settings.mode]
+        if settings.scheduler is not None:
+            kind = getattr(diffusers(), SCHEDULERS[settings.scheduler])
+        return kind.from_config(self._configured[settings.mode])
 
 
 def _resized(picture: Image.Image, size: Size) -> Image.Image:
     """Returns a picture in another size, with the filter of diffusers."""
-    wanted = (size.width, size.height)
-    return picture if picture.size == wanted else picture.resize(wanted, Image.Resampling.LANCZOS)
+    pixels = (size.width, size.height)
+    return picture if picture.size == pixels else picture.resize(pixels, Image.Resampling.LANCZOS)
 
 
 def _picture(pixels: torch.Tensor) -> Image.Image:
@@ -233,11 +234,11 @@ def rehearse(maker: PictureMaker, sizes: list[Size], *, guided: list[float], ste
         blank = Image.new("RGB", (size.width, size.height), "grey")
         white = Image.new("L", blank.size, 255)
         for guidance in guided:
-            plain = Wanted("a picture", size, steps, guidance)
-            picture = Wanted("a picture", size, steps, guidance, image=blank, strength=1.0)
-            masked = Wanted("a picture", size, steps, guidance, image=blank, mask=white, strength=1.0)
-            wanted = [masked] if maker.components.inpaints_only else [plain, picture] if images else [plain]
-            for each in wanted:
+            plain = ImageSettings("a picture", size, steps, guidance)
+            picture = ImageSettings("a picture", size, steps, guidance, image=blank, strength=1.0)
+            masked = ImageSettings("a picture", size, steps, guidance, image=blank, mask=white, strength=1.0)
+            requests = [masked] if maker.components.inpaints_only else [plain, picture] if images else [plain]
+            for each in requests:
                 try:
                     maker.make(each, 0)
                 except WithheldPictureError:

@@ -22,7 +22,7 @@ class Size:
         Raises:
             ValueError: It is something else.
         """
-        found = PICTURE_SIZE.fullmatch(text.strip().lower())
-        if found is None:
+        match = PICTURE_SIZE.fullmatch(text.strip().lower())
+        if match is None:
             raise ValueError(f"a size is width x height in pixels, such as 512x512, not {text[:40]!r}")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))

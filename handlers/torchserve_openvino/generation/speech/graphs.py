@@ -40,10 +40,10 @@ class SoundGraph(nn.Module):
 
     def forward(self, states: Tensor) -> tuple[Tensor, ...]:
         """Returns keys and values of each layer in turn, ``[batch, heads, positions, width of a head]``."""
-        made: list[Tensor] = []
+        memory: list[Tensor] = []
         for attention in self.attentions:
-            made += _keys_and_values(attention, states)
-        return tuple(made)
+            memory += _keys_and_values(attention, states)
+        return tuple(memory)
 
 
 class DecoderGraph(nn.Module):
@@ -77,11 +77,11 @@ class DecoderGraph(nn.Module):
         """
         decoder: Any = self.decoder
         hidden = decoder.embed_tokens(ids) + decoder.embed_positions.weight[positions]
-        made: list[Tensor] = []
+        added: list[Tensor] = []
         for number, layer in enumerate(decoder.layers):
             hidden, new = _layer(layer, hidden, mask, past[number * KINDS : (number + 1) * KINDS])
-            made += new
-        return (self.head(decoder.layer_norm(hidden)), *made)
+            added += new
+        return (self.head(decoder.layer_norm(hidden)), *added)
 
 
 def _layer(layer: Any, hidden: Tensor, mask: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -109,6 +109,6 @@ def _heads(attention: Any, x: Tensor) -> Tensor:
 def _attended(attention: Any, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     # Queries are scaled before they are multiplied, as transformers does, which rounds otherwise.
     queries = _heads(attention, attention.q_proj(hidden) * attention.scaling)
-    found = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
-    mixed: Tensor = attention.out_proj(found.transpose(1, 2).reshape(hidden.shape))
+    attended = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+    mixed: Tensor = attention.out_proj(attended.transpose(1, 2).reshape(hidden.shape))
     return mixed

@@ -52,14 +52,14 @@ class _Written:
 
     def of(self, place: int, ends: frozenset[int]) -> list[tuple[int, Tensor]]:
         """Returns the tokens of one recording, each with the scores that it was taken by."""
-        found, ended = [], 0
+        tokens, ended = [], 0
         for step in self.steps:
             # A text that has ended waits for the others of its pass.
             if place in step.places and step.round != ended:
                 scores = step.scores[step.places.index(place)]
-                found.append((int(scores.argmax()), scores))
-                ended = step.round if found[-1][0] in ends else ended
-        return found
+                tokens.append((int(scores.argmax()), scores))
+                ended = step.round if tokens[-1][0] in ends else ended
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ def made_up(
         np.zeros(int(_SILENCE * seconds * rate)),
     )
     short = [extract(samples.astype(np.float32)) for samples in (tones, noise, silence)]
-    found = [Recorded(features, mask, timed) for features, mask in short]
+    recordings = [Recorded(features, mask, timed) for features, mask in short]
     if timed:
-        found.append(Recorded(*extract(_tones(_LONG * seconds, rate, draw).astype(np.float32)), timed))
+        recordings.append(Recorded(*extract(_tones(_LONG * seconds, rate, draw).astype(np.float32)), timed))
     if together:
         features, mask = (torch.cat(column) for column in zip(*short, strict=True))
-        found.append(Recorded(features, mask, False))
-    return found
+        recordings.append(Recorded(features, mask, False))
+    return recordings
 
 
 def _tones(seconds: float, rate: int, draw: np.random.Generator) -> np.ndarray:
@@ -134,10 +134,10 @@ def prove(
     for each, theirs in zip(recorded, by_eager, strict=True):
         ours = _written(compiled, each, tokens)
         for place in range(len(each.features)):
-            wanted, got = theirs.of(place, ends), ours.of(place, ends)
-            near.add(wanted, got)
-            answer = [(token, _logprob(scores, token)) for token, scores in got]
-            compare(rows, _expected(wanted), 0, answer, count, form == "f32")
+            expected, written = theirs.of(place, ends), ours.of(place, ends)
+            near.add(expected, written)
+            answer = [(token, _logprob(scores, token)) for token, scores in written]
+            compare(rows, _expected(expected), 0, answer, count, form == "f32")
             rows += 1
     logits = near.total()
     return Proof(
@@ -180,9 +180,9 @@ class _Near:
     def __init__(self) -> None:
         self._found: list[tuple[float, float, float, bool]] = []
 
-    def add(self, wanted: Sequence[tuple[int, Tensor]], got: Sequence[tuple[int, Tensor]]) -> None:
+    def add(self, expected: Sequence[tuple[int, Tensor]], written: Sequence[tuple[int, Tensor]]) -> None:
         """Adds one recording, up to the first token that differs."""
-        for (token, theirs), (other, ours) in zip(wanted, got, strict=False):
+        for (token, theirs), (other, ours) in zip(expected, written, strict=False):
             allowed = theirs.isfinite() & ours.isfinite()
             one, two = theirs[allowed].double(), ours[allowed].double()
             cosine = float(torch.nn.functional.cosine_similarity(one, two, dim=0))

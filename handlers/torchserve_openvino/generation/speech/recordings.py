@@ -17,7 +17,7 @@ QUIET: Mapping[str, Any] = {"return_dict_in_generate": False, "temperature": 0.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TranscriptionSettings:
     """How a recording is transcribed. Recordings with equal ones may be transcribed together.
 
     Attributes:
@@ -40,12 +40,12 @@ class Wanted:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``generate``."""
-        given: Mapping[str, Any] = {
+        settings: Mapping[str, Any] = {
             "language": self.language, "task": self.task, "max_new_tokens": self.max_new_tokens,
             "num_beams": self.num_beams, "prompt_ids": torch.tensor(self.prompt) if self.prompt else None,
         }  # fmt: skip
-        found = {name: value for name, value in given.items() if value is not None}
-        return {**QUIET, **found, "return_timestamps": self.timestamps or None, "temperature": self.temperature}
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        return {**QUIET, **chosen, "return_timestamps": self.timestamps or None, "temperature": self.temperature}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class _Encoder:
         """Encodes spectrograms; Whisper does not read the mask."""
         return BaseModelOutput(last_hidden_state=self._pieces.encode(input_features))
 
-    def __call__(self, input_features: Tensor, **given: Any) -> BaseModelOutput:
+    def __call__(self, input_features: Tensor, **ignored: Any) -> BaseModelOutput:
         """As `forward`."""
         return self.forward(input_features)
 
@@ -85,7 +85,7 @@ def stand_in(model: WhisperForConditionalGeneration, pieces: WhisperDecoder) -> 
         model: A Whisper model; stays as it is.
         pieces: Its pieces.
     """
-    made: Any = copy.copy(model)
-    made.__class__ = CompiledWhisper
-    made._pieces = pieces
-    return made
+    copied: Any = copy.copy(model)
+    copied.__class__ = CompiledWhisper
+    copied._pieces = pieces
+    return copied

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.speech.recordings import Passes, Segment, Sound, Transcript, Wanted
+from torchserve_openvino.generation.speech.recordings import Passes, Segment, Sound, Transcript, TranscriptionSettings
 from torchserve_openvino.generation.speech.upstream import language_names, pipeline_text, prompt_ids
 
 # Tokens at the beginning of a text: start, language, task, no timestamps.
@@ -41,11 +41,11 @@ class SpeechModel:
         self.rate = int(extractor.sampling_rate)
         config = model.config
         frames, bins = 2 * int(config.max_source_positions), int(config.num_mel_bins)
-        made = int(extractor.nb_max_frames), int(extractor.feature_size)
-        if made != (frames, bins):
+        extracted = int(extractor.nb_max_frames), int(extractor.feature_size)
+        if extracted != (frames, bins):
             raise ModelLoadError(
-                f"preprocessor_config.json makes {made[0]} frames of {made[1]} mel bins; the model takes {frames} of "
-                f"{bins}."
+                f"preprocessor_config.json makes {extracted[0]} frames of {extracted[1]} mel bins; the model takes "
+                f"{frames} of {bins}."
             )
         self.window = float(extractor.chunk_length)
 
@@ -84,12 +84,12 @@ class SpeechModel:
             return ()
         return tuple(getattr(self._settings, "task_to_id", None) or ())
 
-    def joins(self, wanted: Wanted, *, short: bool) -> bool:
+    def joins(self, settings: TranscriptionSettings, *, short: bool) -> bool:
         """Whether a recording may be transcribed with others, and the text is the one that it has alone."""
-        beams = wanted.num_beams or getattr(self._settings, "num_beams", None) or 1
+        beams = settings.num_beams or getattr(self._settings, "num_beams", None) or 1
         # Longer recordings that go on from their own text are padded to each other's.
         alone = not short and bool(getattr(self._settings, "condition_on_prev_tokens", None))
-        return beams == 1 and wanted.temperature == 0 and not alone
+        return beams == 1 and settings.temperature == 0 and not alone
 
     def language(self, name: str) -> str:
         """Returns a language's token.
@@ -138,23 +138,23 @@ class SpeechModel:
         most = int(self.model.config.max_target_positions) // 2 - 2
         return (first, *rest[-most:])
 
-    def check(self, wanted: Wanted, sound: Sound) -> None:
+    def check(self, settings: TranscriptionSettings, sound: Sound) -> None:
         """Checks that a recording can be transcribed so.
 
         Raises:
             InvalidInputError: It can't; the message says why.
         """
-        if not self.timed and (wanted.timestamps or not self._short(sound)):
-            asked = "return_timestamps" if wanted.timestamps else f"a recording of more than {self.window:g} s"
+        if not self.timed and (settings.timestamps or not self._short(sound)):
+            cause = "return_timestamps" if settings.timestamps else f"a recording of more than {self.window:g} s"
             raise InvalidInputError(
-                f"{asked} needs a model that writes times; generation_config.json of this one has no "
+                f"{cause} needs a model that writes times; generation_config.json of this one has no "
                 "no_timestamps_token_id"
             )
         most = int(self.model.config.max_target_positions)
-        begin = _BEGINNING + len(wanted.prompt)
-        if begin + (wanted.max_new_tokens or 1) > most:
+        begin = _BEGINNING + len(settings.prompt)
+        if begin + (settings.max_new_tokens or 1) > most:
             raise InvalidInputError(
-                f"max_new_tokens is {wanted.max_new_tokens}; this model writes {most} tokens for each window of "
+                f"max_new_tokens is {settings.max_new_tokens}; this model writes {most} tokens for each window of "
                 f"{self.window:g} s, of which {begin} are its beginning: at most {most - begin}"
             )
 
@@ -168,29 +168,29 @@ class SpeechModel:
         """
         long = len(samples) > self._extractor.n_samples
         how = {"truncation": False, "padding": "longest"} if long else {}
-        made = self._extractor(
+        features = self._extractor(
             samples, sampling_rate=self.rate, return_tensors="pt", return_attention_mask=True, **how
         )  # fmt: skip
-        return made["input_features"], made["attention_mask"].to(torch.int64)
+        return features["input_features"], features["attention_mask"].to(torch.int64)
 
     def sound(self, samples: np.ndarray) -> Sound:
         """Makes a recording ready."""
         return Sound(*self.extract(samples), len(samples) / self.rate)
 
-    def groups(self, sounds: Sequence[tuple[Sound, Wanted]], most: int) -> list[list[int]]:
+    def groups(self, sounds: Sequence[tuple[Sound, TranscriptionSettings]], most: int) -> list[list[int]]:
         """Returns which recordings are transcribed together, by their places.
 
         Args:
             sounds: Recordings, and how each is transcribed.
             most: Most recordings of one group.
         """
-        found: dict[Any, list[int]] = {}
-        for place, (sound, wanted) in enumerate(sounds):
+        groups: dict[Any, list[int]] = {}
+        for place, (sound, settings) in enumerate(sounds):
             short = self._short(sound)
-            found.setdefault((wanted, short) if self.joins(wanted, short=short) else place, []).append(place)
-        return [group[start : start + most] for group in found.values() for start in range(0, len(group), most)]
+            groups.setdefault((settings, short) if self.joins(settings, short=short) else place, []).append(place)
+        return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
 
-    def transcribe(self, sounds: Sequence[Sound], wanted: Wanted) -> list[Transcript]:
+    def transcribe(self, sounds: Sequence[Sound], settings: TranscriptionSettings) -> list[Transcript]:
         """Transcribes recordings together: all within a window, or all longer than one.
 
         Raises:
@@ -206,28 +206,30 @@ class SpeechModel:
         # Not in inference mode, whose tensors the compiled model would copy.
         try:
             with torch.no_grad():
-                found = self.model.generate(
+                generated = self.model.generate(
                     input_features=features,
                     attention_mask=mask,
                     return_segments=True,
                     monitor_progress=passes,
-                    **wanted.arguments(),
+                    **settings.arguments(),
                 )
         finally:
             if self._forget is not None:
                 self._forget()
-        return [self._heard(sound, row, wanted) for sound, row in zip(sounds, found["segments"], strict=True)]
+        return [self._heard(sound, row, settings) for sound, row in zip(sounds, generated["segments"], strict=True)]
 
     def _short(self, sound: Sound) -> bool:
         return sound.features.shape[-1] <= int(self._extractor.nb_max_frames)
 
-    def _heard(self, sound: Sound, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> Transcript:
+    def _heard(
+        self, sound: Sound, segments: Sequence[Mapping[str, Any]], settings: TranscriptionSettings
+    ) -> Transcript:
         tokens = [token for segment in segments for token in segment["tokens"].tolist()]
         precision = self.window / int(self.model.config.max_source_positions)
-        text, chunks = pipeline_text(self._tokenizer, tokens, wanted.timestamps, precision)
+        text, chunks = pipeline_text(self._tokenizer, tokens, settings.timestamps, precision)
         return Transcript(
             text, chunks, tuple(self._segment(each, sound.seconds) for each in segments),
-            self._language(segments, wanted), sound.seconds,
+            self._language(segments, settings), sound.seconds,
         )  # fmt: skip
 
     def _segment(self, segment: Mapping[str, Any], seconds: float) -> Segment:
@@ -237,15 +239,15 @@ class SpeechModel:
         start, end = (min(float(segment[name]), seconds) for name in ("start", "end"))
         return Segment(round(start, 3), round(end, 3), self._tokenizer.decode(tokens, skip_special_tokens=True), tokens)
 
-    def _language(self, segments: Sequence[Mapping[str, Any]], wanted: Wanted) -> str:
+    def _language(self, segments: Sequence[Mapping[str, Any]], settings: TranscriptionSettings) -> str:
         names = language_names()
-        if wanted.language is not None:
-            return names.get(wanted.language[2:-2], "")
+        if settings.language is not None:
+            return names.get(settings.language[2:-2], "")
         if not self.languages:
             return "english"
         written = segments[0]["result"].tolist() if segments else []
-        found = next((self._by_token[token] for token in written if token in self._by_token), "")
-        return names.get(found, "")
+        code = next((self._by_token[token] for token in written if token in self._by_token), "")
+        return names.get(code, "")
 
     @cached_property
     def _by_token(self) -> dict[int, str]:

@@ -115,8 +115,8 @@ class WhisperDecoder:
         if self._heard is not None and torch.equal(self._heard[0], features):
             return self._heard[1]
         split = self._split(len(features))
-        found = [self.encoder(features=_rows(features, *each))[: each[1]] for each in split]
-        states = torch.cat(found) if len(found) > 1 else found[0]
+        blocks = [self.encoder(features=_rows(features, *each))[: each[1]] for each in split]
+        states = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
         self._heard = features, states
         return states
 
@@ -157,12 +157,12 @@ class WhisperDecoder:
             raise ValueError(f"{memory.length + new} tokens do not fit; this model has {self.length} positions")
         if positions is None:
             positions = (torch.arange(new) + memory.length).expand(rows, new)
-        found = []
+        blocks = []
         for start in range(0, new, WIDTH):
             some = slice(start, min(start + WIDTH, new))
             until = None if shown is None else shown[:, : memory.length + some.stop - some.start]
-            found.append(self._step(ids[:, some], positions[:, some], memory, until))
-        logits = torch.cat(found, dim=1) if len(found) > 1 else found[0]
+            blocks.append(self._step(ids[:, some], positions[:, some], memory, until))
+        logits = torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
         if not bool(logits.isfinite().all()):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
         return logits
@@ -176,17 +176,17 @@ class WhisperDecoder:
             ids, positions = (
                 torch.cat([x, x[:, -1:].expand(rows, width - new)], dim=1) for x in (ids, positions)
             )  # fmt: skip
-        found, start = [], 0
+        blocks, start = [], 0
         for part in memory.parts:
             size = len(part.own[0])
             inputs = (_rows(tensor, start, part.count, size) for tensor in (ids, positions, mask))
-            logits, *made = self.decoder(*inputs, *part.past)
-            for own, added in zip(part.own, made, strict=True):
+            logits, *memories = self.decoder(*inputs, *part.past)
+            for own, added in zip(part.own, memories, strict=True):
                 own[:, :, memory.length : memory.length + new] = added[:, :, :new]
-            found.append(logits[: part.count, :new])
+            blocks.append(logits[: part.count, :new])
             start += part.count
         memory.length += new
-        return torch.cat(found) if len(found) > 1 else found[0]
+        return torch.cat(blocks) if len(blocks) > 1 else blocks[0]
 
     def _mask(self, rows: int, new: int, width: int, past: int, shown: Tensor | None) -> Tensor:
         """Returns what is added to scores, ``[rows, 1, width, length + width]``."""
@@ -203,11 +203,11 @@ class WhisperDecoder:
 
     def _split(self, rows: int) -> list[tuple[int, int, int]]:
         """Splits rows into compiled batches: where each begins, how many rows it has, and its compiled size."""
-        largest, found = self.batches[-1], []
+        largest, blocks = self.batches[-1], []
         for start in range(0, rows, largest):
             count = min(largest, rows - start)
-            found.append((start, count, next(size for size in self.batches if size >= count)))
-        return found
+            blocks.append((start, count, next(size for size in self.batches if size >= count)))
+        return blocks
 
 
 def _rows(tensor: Tensor, start: int, count: int, size: int) -> Tensor:

@@ -69,26 +69,26 @@ class CompiledWork:
 # --- what is compiled -------------------------------------------------------------------------------------------
 
 
-def places_of(config: Any, wanted: int | None) -> int:
+def places_of(config: Any, max_length: int | None) -> int:
     """Returns the longest sequence to serve, in tokens, prompt and answer together.
 
     Args:
         config: The model's configuration (``transformers.PreTrainedConfig``).
-        wanted: `generate.max_length`.
+        max_length: `generate.max_length`.
 
     Raises:
         ConfigError: The model was not made for such lengths.
     """
-    found = dict(bounds(config, paged=False))
-    if wanted is None:
+    limits = dict(bounds(config, paged=False))
+    if max_length is None:
         own = getattr(config, "n_positions", _USUAL_PLACES)
-        return min([_USUAL_PLACES, own, *found.values()])
-    for reason, bound in found.items():
-        if wanted > bound:
+        return min([_USUAL_PLACES, own, *limits.values()])
+    for reason, bound in limits.items():
+        if max_length > bound:
             raise ConfigError(
-                f"is {wanted}, but {config.model_type} {reason}: set {bound} or less.", key=f"{_KEY}.max_length"
+                f"is {max_length}, but {config.model_type} {reason}: set {bound} or less.", key=f"{_KEY}.max_length"
             )
-    return wanted
+    return max_length
 
 
 def sizes_of(config: Any, section: GenerateSection, places: int) -> Sizes:
@@ -100,10 +100,10 @@ def sizes_of(config: Any, section: GenerateSection, places: int) -> Sizes:
 
 
 def _lengths(most: int) -> list[int]:
-    found = [_GROWTH**2]
-    while found[-1] * _GROWTH <= most:
-        found.append(found[-1] * _GROWTH)
-    return [each for each in found if each <= most]
+    lengths = [_GROWTH**2]
+    while lengths[-1] * _GROWTH <= most:
+        lengths.append(lengths[-1] * _GROWTH)
+    return [each for each in lengths if each <= most]
 
 
 def check(section: GenerateSection, device: str, why: str = "") -> None:
@@ -171,7 +171,7 @@ class Reference:
 
 def referred(steps: EagerSteps, prompts: Sequence[Sequence[int]], count: int) -> list[Reference]:
     """Generates ``count`` tokens for each prompt in eager PyTorch, without an end-of-text token's effect."""
-    found = []
+    references = []
     for prompt in prompts:
         tokens: list[int] = []
         rows: list[Tensor] = []
@@ -183,8 +183,8 @@ def referred(steps: EagerSteps, prompts: Sequence[Sequence[int]], count: int) ->
             tuple(zip(ids, values, strict=True))
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         )
-        found.append(Reference(Expected(tuple(prompt), tuple(tokens), rivals), torch.stack(rows)))
-    return found
+        references.append(Reference(Expected(tuple(prompt), tuple(tokens), rivals), torch.stack(rows)))
+    return references
 
 
 def near(steps: Steps, references: Sequence[Reference]) -> Nearness:

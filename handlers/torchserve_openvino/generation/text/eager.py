@@ -52,9 +52,9 @@ class EagerWork:
         ids = torch.tensor([self.tokens[self._fed :]])
         name = "decoder_input_ids" if self._steps.encodes else "input_ids"
         # The cache is an object that the model adds to.
-        found = self._steps.model(**{name: ids}, use_cache=True, **self._past)
+        output = self._steps.model(**{name: ids}, use_cache=True, **self._past)
         self._fed = len(self.tokens)
-        logits: Tensor = found.logits[0, -1]
+        logits: Tensor = output.logits[0, -1]
         return logits
 
     def _begun(self) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def first_token(model: Any) -> int:
     """
     for config in (getattr(model, "generation_config", None), model.config):
         for name in ("decoder_start_token_id", "bos_token_id"):
-            if isinstance(found := getattr(config, name, None), int):
-                return found
+            if isinstance(token := getattr(config, name, None), int):
+                return token
     raise ModelLoadError(
         f"{type(model).__name__} names no decoder_start_token_id in generation_config.json or config.json, with which "
         "its decoder begins."

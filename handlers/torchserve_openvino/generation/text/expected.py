@@ -97,13 +97,13 @@ def made_up(vocabulary: int, special: frozenset[int], longest: int) -> list[tupl
 
 
 def proof_prompts(
-    given: Sequence[Sequence[int]], wanted: int, length: int, vocabulary: int, special: frozenset[int]
+    configured: Sequence[Sequence[int]], proof_tokens: int, length: int, vocabulary: int, special: frozenset[int]
 ) -> tuple[list[tuple[int, ...]], int]:
     """Returns the prompts of a proof, and how many tokens each generates.
 
     Args:
-        given: Prompts of the configuration; made up if there are none.
-        wanted: `generate.proof_tokens`.
+        configured: Prompts of the configuration; made up if there are none.
+        proof_tokens: `generate.proof_tokens`.
         length: Longest sequence of the engine.
         vocabulary: Token ids are less than this.
         special: Tokens that do not occur in made-up prompts.
@@ -111,8 +111,8 @@ def proof_prompts(
     Raises:
         ConfigError: A given prompt is too long.
     """
-    count = min(wanted, length - 1)
-    prompts = [tuple(prompt) for prompt in given if prompt] or made_up(vocabulary, special, length - count)
+    count = min(proof_tokens, length - 1)
+    prompts = [tuple(prompt) for prompt in configured if prompt] or made_up(vocabulary, special, length - count)
     if (longest := max(map(len, prompts))) + count > length:
         raise ConfigError(
             f"has a prompt of {longest} tokens, which with {count} more (generate.proof_tokens) exceeds "
@@ -145,9 +145,9 @@ def _generated(model: nn.Module, prompt: tuple[int, ...], count: int) -> Expecte
     rivals = []
     with torch.inference_mode():
         for _ in range(count):
-            found = model(input_ids=ids, use_cache=True, **{name: past})
-            past = found[name]
-            best = torch.log_softmax(found.logits[0, -1].float(), -1).topk(min(RIVALS, found.logits.shape[-1]))
+            output = model(input_ids=ids, use_cache=True, **{name: past})
+            past = output[name]
+            best = torch.log_softmax(output.logits[0, -1].float(), -1).topk(min(RIVALS, output.logits.shape[-1]))
             rivals.append(tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
             tokens.append(rivals[-1][0][0])
             ids = torch.tensor([tokens[-1:]])
@@ -185,8 +185,8 @@ def nearness(
             parts.append(logits(request, ids[:, half:], np.ones_like(ids)))
         got = np.concatenate(parts, axis=1)[0]
         with torch.inference_mode():
-            wanted = model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0].float().numpy()
-        pairs.append((got, wanted))
+            expected = model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0].float().numpy()
+        pairs.append((got, expected))
     return nearness_of(pairs)
 
 
@@ -200,12 +200,12 @@ def nearness_of(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Nearness:
     differences: list[float] = []
     scales: list[float] = []
     same: list[bool] = []
-    for got, wanted in pairs:
-        norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(wanted, axis=-1)
-        cosines += ((got * wanted).sum(-1) / np.maximum(norms, 1e-30)).tolist()
-        differences.append(float(np.abs(got - wanted).max()))
-        scales.append(float(np.abs(wanted).max()))
-        same += (got.argmax(-1) == wanted.argmax(-1)).tolist()
+    for got, expected in pairs:
+        norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
+        cosines += ((got * expected).sum(-1) / np.maximum(norms, 1e-30)).tolist()
+        differences.append(float(np.abs(got - expected).max()))
+        scales.append(float(np.abs(expected).max()))
+        same += (got.argmax(-1) == expected.argmax(-1)).tolist()
     # NumPy's minimum and maximum keep a NaN.
     return Nearness(
         float(np.mean(cosines)), float(np.min(cosines)), float(np.max(differences)), max(scales), float(np.mean(same))

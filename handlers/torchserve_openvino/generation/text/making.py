@@ -98,15 +98,15 @@ class Making:
                 # The workers of a model start together: one makes it, the others wait.
                 begin_step("looking for the exported model in the cache, or waiting for another worker that makes it")
                 stack.enter_context(self.store.lock(artifact.KIND, self._key))
-            found = self._stored(stack)
-            self.model_from_cache = found is not None
-            yield found if found is not None else self._made(stack)
+            stored = self._stored(stack)
+            self.model_from_cache = stored is not None
+            yield stored if stored is not None else self._made(stack)
 
     def _stored(self, stack: contextlib.ExitStack) -> tuple[Path, Facts] | None:
-        found = artifact.load(self.store, self._fields)
-        if found is None:
+        loaded = artifact.load(self.store, self._fields)
+        if loaded is None:
             return None
-        entry, facts = found
+        entry, facts = loaded
         try:
             return stack.enter_context(artifact.as_folder(entry)), facts
         except (DamagedEntryError, OSError) as error:

@@ -71,7 +71,7 @@ def open_engine(settings: EngineSettings, store: Store | None, making: Making | 
             pages = _pages(section, facts, length)
             length = min(length, pages * PAGE - section.prompt_lookup_tokens)
             making.refer(folder, facts, length)
-            made = time.perf_counter()
+            prepared = time.perf_counter()
             paged = PipelineSettings(
                 settings.device, properties(settings), pages, section.step_tokens, section.shares_prefixes,
                 section.prompt_lookup_tokens,
@@ -88,7 +88,7 @@ def open_engine(settings: EngineSettings, store: Store | None, making: Making | 
     except BaseException:
         engine.close()
         raise
-    seconds = {"prepare": made - started, "load": loaded - made, "proof": time.perf_counter() - loaded}
+    seconds = {"prepare": prepared - started, "load": loaded - prepared, "proof": time.perf_counter() - loaded}
     report = _report(settings, facts, limits, making, proof, seconds)
     return Opened(engine, {**report, "tokens_compared_at_start": compared, "process": link.pid}, proof)
 

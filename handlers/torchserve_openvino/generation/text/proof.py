@@ -191,9 +191,9 @@ def compare(
         From which token on to generate again, after a tie; None if the comparison is done.
     """
     for place, (token, logprob) in enumerate(answer, done):
-        wanted = expected.tokens[place]
+        best = expected.tokens[place]
         count.compared += 1
-        if token == wanted:
+        if token == best:
             count.equal += 1
             drift = abs(logprob - expected.rivals[place][0][1])
             if drift > count.drift or math.isnan(drift):
@@ -201,7 +201,7 @@ def compare(
             continue
         gap = expected.gap(place, token)
         if not exact or gap is None or gap > TIE:
-            count.first = count.first or Difference(number, len(expected.prompt), place, wanted, token, gap)
+            count.first = count.first or Difference(number, len(expected.prompt), place, best, token, gap)
             return None
         count.ties += 1
         return place + 1 if place + 1 < len(expected.tokens) else None
@@ -217,24 +217,24 @@ def problems_of(form: str, count: Count, logits: Nearness, verify: VerifySection
         logits: How near the logits come.
         verify: The tolerances.
     """
-    found = []
+    problems = []
     least = verify.min_cosine if verify.min_cosine is not None else LEAST_COSINE.get(form, _LEAST_OF_OTHERS)
     # A cosine that is not a number is below any bound.
     cosine = logits.least_cosine if form == "f32" else logits.cosine
     if not cosine >= least:
-        found.append(f"the logits have a cosine similarity of {cosine:.6f} with eager PyTorch's, not {least:g}")
+        problems.append(f"the logits have a cosine similarity of {cosine:.6f} with eager PyTorch's, not {least:g}")
     if verify.max_abs is not None and not logits.max_abs <= verify.max_abs:
-        found.append(f"a logit differs by {logits.max_abs:.3g} from eager PyTorch's, more than {verify.max_abs:g}")
+        problems.append(f"a logit differs by {logits.max_abs:.3g} from eager PyTorch's, more than {verify.max_abs:g}")
     if verify.min_top1 is not None and logits.top1 < verify.min_top1:
-        found.append(f"the best token is eager PyTorch's in {logits.top1:.1%} of places, not {verify.min_top1:.1%}")
+        problems.append(f"the best token is eager PyTorch's in {logits.top1:.1%} of places, not {verify.min_top1:.1%}")
     if form != "f32":
-        return found
+        return problems
     if (first := count.first) is not None:
         gap = "not among eager PyTorch's first 8" if first.gap is None else f"less probable by {first.gap:.3g}"
-        found.append(
+        problems.append(
             f"generated token {first.place} of a prompt with {first.prompt_tokens} tokens is {first.got}, not "
             f"{first.expected} ({gap}; a tie is up to {TIE:g})"
         )
     if not count.drift <= DRIFT:
-        found.append(f"a log probability differs by {count.drift:.3g} from eager PyTorch's, more than {DRIFT:g}")
-    return found
+        problems.append(f"a log probability differs by {count.drift:.3g} from eager PyTorch's, more than {DRIFT:g}")
+    return problems

@@ -75,17 +75,17 @@ def _made(config: Any, eos: list[int]) -> list[Callable[[Tensor, Tensor], Tensor
     # Imported here: it takes seconds, which only workers of models of transformers need.
     from transformers.generation import logits_process as rules
 
-    found: list[Callable[[Tensor, Tensor], Tensor]] = []
+    processors: list[Callable[[Tensor, Tensor], Tensor]] = []
     if size := getattr(config, "no_repeat_ngram_size", None):
-        found.append(rules.NoRepeatNGramLogitsProcessor(size))
+        processors.append(rules.NoRepeatNGramLogitsProcessor(size))
     if words := getattr(config, "bad_words_ids", None):
-        found.append(rules.NoBadWordsLogitsProcessor(words, eos or None))
+        processors.append(rules.NoBadWordsLogitsProcessor(words, eos or None))
     if tokens := getattr(config, "suppress_tokens", None):
-        found.append(rules.SuppressTokensLogitsProcessor(tokens))
-    return found
+        processors.append(rules.SuppressTokensLogitsProcessor(tokens))
+    return processors
 
 
 def _only(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    found = torch.full_like(logits, -torch.inf)
-    found[list(tokens)] = 0
-    return found
+    scores = torch.full_like(logits, -torch.inf)
+    scores[list(tokens)] = 0
+    return scores

@@ -52,14 +52,14 @@ def check_device(section: GenerateSection, device: str) -> None:
 def properties(settings: EngineSettings) -> dict[str, Any]:
     """Returns the properties that the model is compiled with. Nothing is left to OpenVINO's choice of precision."""
     section = settings.section
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": section.computation,
         "KV_CACHE_PRECISION": section.cached,
         "INFERENCE_NUM_THREADS": settings.threads,
     }
     if not section.dynamic_quantization:
-        found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
-    return found | dict(settings.config or {})
+        values["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    return values | dict(settings.config or {})
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
@@ -67,14 +67,14 @@ def end_tokens(folder: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         try:
-            found = read_json_object(path).get("eos_token_id") if path.is_file() else None
+            value = read_json_object(path).get("eos_token_id") if path.is_file() else None
         except (OSError, JsonError) as error:
             raise ModelLoadError(f"{path} cannot be read: {error}.") from error
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
+        if value is not None:
+            tokens = value if isinstance(value, list) else [value]
             if not all(type(token) is int for token in tokens):
                 raise ModelLoadError(
-                    f"{path}: eos_token_id is {found!r:.100}, not a number of a token or a list of them."
+                    f"{path}: eos_token_id is {value!r:.100}, not a number of a token or a list of them."
                 )
             return frozenset(tokens)
     return frozenset()

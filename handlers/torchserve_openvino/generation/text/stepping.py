@@ -76,10 +76,10 @@ class _Sequence:
         if self.work is None:
             self.work = steps.begin(self.prompt)
             self.work.tokens += self.answer
-        found = self.work.advance()
-        if found is None:
+        scores = self.work.advance()
+        if scores is None:
             return None
-        logits, how = found.float(), self.sampling
+        logits, how = scores.float(), self.sampling
         allowed = logits
         if rule is not None and not how.ignore_eos:
             allowed = rule(self.work.tokens, self.generated, how.max_tokens, logits)
@@ -164,15 +164,15 @@ class SteppingEngine(DiesOnError):
         """As `submit`, for a prompt whose answer begins with given tokens; ``max_tokens`` counts those after them."""
         limits = self._limits
         check_prompt(prompt, len(answer), sampling, limits)
-        made: list[_Sequence] = []
-        stream = PromptStream(sampling.n, lambda: self._cancel(made))
+        sequences: list[_Sequence] = []
+        stream = PromptStream(sampling.n, lambda: self._cancel(sequences))
         with self._changed:
             if self._closing or self._dead:
                 raise GenerationError(self._dead or "the engine is closed.")
             if len(self._waiting) + sampling.n > limits.max_waiting + max(0, limits.running - len(self._running)):
                 raise BusyError(f"{len(self._waiting)} sequences already wait (generate.max_waiting); try again later.")
-            made += [_Sequence(choice, prompt, answer, sampling, stream) for choice in range(sampling.n)]
-            self._waiting += made
+            sequences += [_Sequence(choice, prompt, answer, sampling, stream) for choice in range(sampling.n)]
+            self._waiting += sequences
             self._prompt_tokens += len(prompt)
             self._changed.notify()
         return stream

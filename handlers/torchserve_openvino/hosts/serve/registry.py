@@ -48,14 +48,14 @@ class Registry:
         self._reloading = asyncio.Lock()
         self._resting: set[ServedArchive] = set()
         for path in archives:
-            made = self._create(path)
-            versions = self._models.setdefault(made.settings.name, {})
-            if (other := versions.get(made.settings.version)) is not None:
+            model = self._create(path)
+            versions = self._models.setdefault(model.settings.name, {})
+            if (other := versions.get(model.settings.version)) is not None:
                 raise ConfigError(
-                    f"{path} and {other.archive} are both {made.label}. Give each a name or a version of its own "
+                    f"{path} and {other.archive} are both {model.label}. Give each a name or a version of its own "
                     "(`package --version`), or leave one out."
                 )
-            versions[made.settings.version] = made
+            versions[model.settings.version] = model
 
     def _create(self, archive: Path) -> ServedArchive:
         settings = ModelSettings.of(archive)

@@ -173,8 +173,9 @@ class Site:
 
     async def ready(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/health/ready``: a worker of each model answers its warm-up sample, or the model rests."""
-        found = await asyncio.gather(*(self._problem(each) for each in self._registry))
-        problems = [f"{each.label}: {problem}" for each, problem in zip(self._registry, found, strict=True) if problem]
+        models = list(self._registry)
+        answers = await asyncio.gather(*map(self._problem, models))
+        problems = [f"{each.label}: {problem}" for each, problem in zip(models, answers, strict=True) if problem]
         status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
         return JSONResponse({"ready": not problems, **({"reason": "; ".join(problems)} if problems else {})}, status)
 

@@ -66,9 +66,11 @@ class Judge:
 
     def distance(self, run: Run, most: int) -> float:
         """Returns the mean squared difference to f32, over the first requests, relative to the outputs' own squares."""
-        found = _answers(run, self._samples[:most], timed=False)[0]
+        answers = _answers(run, self._samples[:most], timed=False)[0]
         pairs = [
-            pair for ours, theirs in zip(found, self._outputs, strict=False) for pair in zip(ours, theirs, strict=True)
+            pair
+            for ours, theirs in zip(answers, self._outputs, strict=False)
+            for pair in zip(ours, theirs, strict=True)
         ]
         floats = [(a.double(), b.double()) for a, b in pairs if b.is_floating_point()]
         scale = sum(float(b.square().sum()) for _, b in floats)
@@ -77,29 +79,29 @@ class Judge:
     def _value(self, outputs: Sequence[Sequence[Tensor]]) -> float:
         if self.metric == "cosine":
             return statistics.fmean(map(_cosine, outputs, self._outputs))
-        found = [int(each[0].argmax(-1)) for each in outputs]
+        predicted = [int(each[0].argmax(-1)) for each in outputs]
         if self.metric == "agreement":
-            wanted = [int(each[0].argmax(-1)) for each in self._outputs]
+            expected = [int(each[0].argmax(-1)) for each in self._outputs]
         else:
-            wanted = [label for label in self._labels if label is not None]
+            expected = [label for label in self._labels if label is not None]
         if self.metric == "f1":
-            return _macro_f1(found, wanted)
-        return statistics.fmean(float(a == b) for a, b in zip(found, wanted, strict=True))
+            return _macro_f1(predicted, expected)
+        return statistics.fmean(float(a == b) for a, b in zip(predicted, expected, strict=True))
 
 
-def _metric(asked: Metric, *, labelled: bool, classes: bool, sure: bool) -> Measure:
-    if asked == "auto":
+def _metric(metric: Metric, *, labelled: bool, classes: bool, sure: bool) -> Measure:
+    if metric == "auto":
         if labelled:
             return "top1"
         # Vectors have the same shape as scores.
         return "agreement" if classes and sure else "cosine"
-    if asked in {"top1", "f1"} and not labelled:
-        raise PackagingError(f"quantize.evaluation.metric: {asked} needs quantize.evaluation.labels.")
-    if asked in {"top1", "f1", "agreement"} and not classes:
+    if metric in {"top1", "f1"} and not labelled:
+        raise PackagingError(f"quantize.evaluation.metric: {metric} needs quantize.evaluation.labels.")
+    if metric in {"top1", "f1", "agreement"} and not classes:
         raise PackagingError(
-            f"quantize.evaluation.metric: {asked} needs a model whose first output is [items, classes]; use cosine."
+            f"quantize.evaluation.metric: {metric} needs a model whose first output is [items, classes]; use cosine."
         )
-    return asked
+    return metric
 
 
 def _answers(run: Run, samples: Sequence[Sample], *, timed: bool = True) -> tuple[list[list[Tensor]], float]:
@@ -113,9 +115,9 @@ def _answers(run: Run, samples: Sequence[Sample], *, timed: bool = True) -> tupl
         for sample in samples:
             args, kwargs = sample.inputs
             start = time.perf_counter()
-            found = run(*args, **kwargs)
+            output = run(*args, **kwargs)
             times.append(time.perf_counter() - start)
-            leaves = [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+            leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             if not leaves:
                 raise PackagingError("the model returns no tensors, so that its accuracy can't be measured.")
             outputs.append([leaf.detach().clone() for leaf in leaves])
@@ -132,10 +134,10 @@ def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     return float(a @ b) / norms if norms else float(torch.equal(a, b))
 
 
-def _macro_f1(found: Sequence[int], wanted: Sequence[int]) -> float:
+def _macro_f1(predicted: Sequence[int], expected: Sequence[int]) -> float:
     """Returns the mean of the F1 of all classes that are wanted or found: ``2 right / (wanted + found)``."""
     scores = []
-    for each in {*found, *wanted}:
-        right = sum(a == b == each for a, b in zip(found, wanted, strict=True))
-        scores.append(2 * right / (found.count(each) + wanted.count(each)))
+    for each in {*predicted, *expected}:
+        right = sum(a == b == each for a, b in zip(predicted, expected, strict=True))
+        scores.append(2 * right / (predicted.count(each) + expected.count(each)))
     return statistics.fmean(scores)

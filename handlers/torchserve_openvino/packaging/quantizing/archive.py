@@ -19,13 +19,13 @@ _LAST_LINES = 20
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
-def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
+def quantize(folder: Path, beside: Path, exported: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
     """Quantises the model as `handler.openvino.quantize` says, and puts it in the place of class and weights.
 
     Args:
         folder: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
-        made: A model that is quantised already, as an exported program; it is compared, and takes the same place.
+        exported: A model that is quantised already, as an exported program; it is compared, and takes the same place.
         log: Called with each line that tells how it goes on.
 
     Returns:
@@ -35,7 +35,7 @@ def quantize(folder: Path, beside: Path, made: Path | None, log: Callable[[str],
         PackagingError: The model can't be quantised, or loses too much.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
-        facts = _run(folder, beside.resolve(), Path(scratch), made, log)
+        facts = _run(folder, beside.resolve(), Path(scratch), exported, log)
         (folder / QUANTIZED_MODEL).write_bytes((Path(scratch) / QUANTIZED_MODEL).read_bytes())
     (folder / QUANTIZED).write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
     if not facts["keeps_f32"]:
@@ -59,9 +59,9 @@ def _remove_f32(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _run(folder: Path, beside: Path, out: Path, made: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
+def _run(folder: Path, beside: Path, out: Path, exported: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", "-m", worker.__name__, str(folder.resolve()), str(beside), str(out)]
-    command += [str(made.resolve())] if made is not None else []
+    command += [str(exported.resolve())] if exported is not None else []
     last: list[str] = []
     facts: dict[str, Any] | None = None
     with subprocess.Popen(

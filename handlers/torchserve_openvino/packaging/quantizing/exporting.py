@@ -37,10 +37,11 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
     """
     shapes = [_shapes(sample.inputs) for sample in distinct_shapes(samples)]
     inputs = _doubled(samples[0].inputs)
+    dynamic_axis = torch.export.Dim.DYNAMIC
     open_axes = [
-        {0: torch.export.Dim.DYNAMIC}
-        | {axis: torch.export.Dim.DYNAMIC for axis in range(1, len(first)) if len({s[place][axis] for s in shapes}) > 1}
-        for place, first in enumerate(shapes[0])
+        {0: dynamic_axis}
+        | {axis: dynamic_axis for axis in range(1, len(first)) if len({each[position][axis] for each in shapes}) > 1}
+        for position, first in enumerate(shapes[0])
     ]
     leaves, spec = pytree.tree_flatten(inputs)
     which = iter(open_axes)
@@ -70,8 +71,8 @@ def _shapes(inputs: Inputs) -> list[tuple[int, ...]]:
 
 def _doubled(inputs: Inputs) -> Inputs:
     """Returns zeros for a batch of two: torch.export takes a size of 1 for a constant, and stores what it was given."""
-    found: Inputs = pytree.tree_map_only(torch.Tensor, lambda each: torch.zeros_like(torch.cat([each, each])), inputs)
-    return found
+    doubled: Inputs = pytree.tree_map_only(torch.Tensor, lambda each: torch.zeros_like(torch.cat([each, each])), inputs)
+    return doubled
 
 
 def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[Sample]) -> Any:
@@ -102,12 +103,12 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
     ignored = nncf.IgnoredScope(names=names, patterns=patterns, types=types, validate=False)
     try:
         if section.method == "int8":
-            made = nncf.quantize(
+            model_in_int8 = nncf.quantize(
                 module, data, subset_size=len(samples), preset=nncf.QuantizationPreset(section.preset),
                 fast_bias_correction=section.fast_bias_correction, ignored_scope=ignored,
                 **_options(nncf, module, section),
             )  # fmt: skip
-            return _with_small_tables(nncf, made, patterns, types)
+            return _with_small_tables(nncf, model_in_int8, patterns, types)
         if section.method == "int8_weights":
             return nncf.compress_weights(module, mode=nncf.CompressWeightsMode.INT8_ASYM, ignored_scope=ignored)
         size = section.group_size if section.group_size is not None else _group_for(module)

@@ -48,8 +48,8 @@ def without(model: GraphModule, names: Collection[str]) -> GraphModule:
         if old.name in names:
             for source, before in list(_quantised_inputs(node)):
                 node.replace_input_with(source, before)
-    made = GraphModule(model, graph)
+    shortened = GraphModule(model, graph)
     # Not before: whether a module's call has side effects, the module says.
-    made.graph.eliminate_dead_code()
-    made.recompile()
-    return made
+    shortened.graph.eliminate_dead_code()
+    shortened.recompile()
+    return shortened

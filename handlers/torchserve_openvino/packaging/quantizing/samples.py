@@ -71,13 +71,13 @@ def read(path: Path, most: int, labels: Path | None, inputs_for: Callable[[bytes
 
 def _labels(path: Path, key: str) -> dict[str, int] | list[int]:
     try:
-        found: dict[str, int] | list[int] = read_json(path)
+        labels: dict[str, int] | list[int] = read_json(path)
     except (OSError, ValueError) as error:
         raise PackagingError(f"{key}.labels: {error}") from error
-    values = found.values() if isinstance(found, dict) else found
-    if not isinstance(found, (dict, list)) or not all(type(each) is int and each >= 0 for each in values):
+    values = labels.values() if isinstance(labels, dict) else labels
+    if not isinstance(labels, (dict, list)) or not all(type(each) is int and each >= 0 for each in values):
         raise PackagingError(f"{key}.labels: {path} must hold numbers of classes, by file name or in a list.")
-    return found
+    return labels
 
 
 def _from_folder(
@@ -120,10 +120,10 @@ def _from_arrays(path: Path, most: int, classes: Any, key: str) -> tuple[list[Sa
     # NumPy calls arrays without a name arr_0, arr_1, and so on.
     positional = all(name.startswith("arr_") for name in arrays)
     items = []
-    for place in range(count):
-        values = {name: array[place : place + 1] for name, array in arrays.items()}
+    for index in range(count):
+        values = {name: array[index : index + 1] for name, array in arrays.items()}
         inputs: Inputs = (tuple(values.values()), {}) if positional else ((), values)
-        items.append(Sample(str(place), inputs, classes[place] if classes is not None else None))
+        items.append(Sample(str(index), inputs, classes[index] if classes is not None else None))
     return items, blake3().update_mmap(path).hexdigest()
 
 

@@ -31,8 +31,8 @@ def tidied(model: GraphModule) -> GraphModule:
 def _make_positional(node: Node, operator: torch._ops.OpOverload) -> None:
     args, kwargs = list(node.args), dict(node.kwargs)
     names = [each.name for each in operator._schema.arguments if not each.kwarg_only]
-    for place, argument in enumerate(operator._schema.arguments[: len(names)]):
-        if place >= len(args) and not kwargs.keys().isdisjoint(names[place:]):
+    for position, argument in enumerate(operator._schema.arguments[: len(names)]):
+        if position >= len(args) and not kwargs.keys().isdisjoint(names[position:]):
             args.append(kwargs.pop(argument.name, argument.default_value))
     node.args, node.kwargs = tuple(args), kwargs
 

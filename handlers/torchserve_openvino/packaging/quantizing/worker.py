@@ -49,10 +49,10 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
         PackagingError: The model can't be quantised, or loses too much.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
-        place = Path(scratch) / "eager"
-        shutil.copytree(archive, place)
-        section = _without_compilation(place)
-        handler = load_without_server(place)
+        eager_folder = Path(scratch) / "eager"
+        shutil.copytree(archive, eager_folder)
+        section = _without_compilation(eager_folder)
+        handler = load_without_server(eager_folder)
         worker = worker_of(handler)
         model = getattr(worker, "eager_model", None)
         if not isinstance(model, nn.Module):
@@ -61,9 +61,9 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
     print(RESULT + json.dumps(facts), flush=True)
 
 
-def _without_compilation(place: Path) -> QuantizeSection:
+def _without_compilation(folder: Path) -> QuantizeSection:
     """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantised."""
-    path = place / str(model_of(place)["configFile"])
+    path = folder / str(model_of(folder)["configFile"])
     section = load_serving_config(path, check_device=False).openvino.quantize
     document = dict(read_yaml(path).data)
     document["pt2"] = {"compile": {"enable": False}}
@@ -84,8 +84,8 @@ def _quantise(
         return read(beside / data, most, beside / labels if labels else None, call, f"quantize.{key}")
 
     calibration = samples(section.calibration.data, section.calibration.samples, None, "calibration")
-    asked = section.evaluation
-    evaluation = samples(asked.data or section.calibration.data, asked.samples, asked.labels, "evaluation")
+    settings = section.evaluation
+    evaluation = samples(settings.data or section.calibration.data, settings.samples, settings.labels, "evaluation")
     assert evaluation is not None
     used = calibration or evaluation
     if given is None:
@@ -100,7 +100,7 @@ def _quantise(
         return tov.compile(model, dynamic=several)
 
     logger.info("comparing %d requests with f32", len(evaluation))
-    judge = Judge(evaluation, asked.metric, compiled(model), classifies=_classifies(served))
+    judge = Judge(evaluation, settings.metric, compiled(model), classifies=_classifies(served))
     kept, proof = gated(made, judge, section.max_drop, compiled, mixes=section.method == "int8")
     if given is not None and kept is made:
         shutil.copyfile(given, out / QUANTIZED_MODEL)

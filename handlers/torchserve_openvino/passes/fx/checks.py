@@ -27,7 +27,7 @@ from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.index_range import selections
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 from torchserve_openvino.passes.fx.max_pools import holds_numbers, needs_numbers
-from torchserve_openvino.passes.fx.rewrite import add_call, size_of
+from torchserve_openvino.passes.fx.nodes import add_call, size_of
 
 aten = torch.ops.aten
 

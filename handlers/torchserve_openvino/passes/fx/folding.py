@@ -31,9 +31,9 @@ def fold_casts(graph: Graph, context: PassContext) -> None:
     for node in graph.nodes:
         if _is_closed(node, closed):
             closed[node] = is_cast_from_float(node) or any(closed[source] for source in node.all_input_nodes)
-    wanted = [node for node, casts in closed.items() if casts and any(user not in closed for user in node.users)]
-    values = _computed(wanted)
-    for node in wanted:
+    outermost = [node for node, casts in closed.items() if casts and any(user not in closed for user in node.users)]
+    values = _computed(outermost)
+    for node in outermost:
         value = values[node]
         # A fake tensor, if a tracing mode is on, has no values.
         if type(value) is not torch.Tensor or value.nbytes > _MOST_BYTES:
@@ -59,10 +59,10 @@ def _is_closed(node: Node, closed: dict[Node, bool]) -> bool:
     return known and all(source in closed for source in node.all_input_nodes)
 
 
-def _computed(wanted: Iterable[Node]) -> dict[Node, Any]:
+def _computed(outermost: Iterable[Node]) -> dict[Node, Any]:
     """Returns the values of nodes that depend on no input, and of all that they depend on."""
     values: dict[Node, Any] = {}
-    waiting = list(wanted)
+    waiting = list(outermost)
     while waiting:
         node = waiting[-1]
         missing = [source for source in node.all_input_nodes if source not in values]

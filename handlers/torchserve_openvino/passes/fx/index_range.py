@@ -22,7 +22,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.
 
 def index_bounds(graph: Graph) -> dict[str, Bounds]:
     """Returns the smallest and largest allowed value of each placeholder that is an index, by its name."""
-    found = {}
+    by_name = {}
     for node in graph.find_nodes(op="placeholder"):
         if any(tensor.dtype in _INTEGERS for tensor in tensors_of(value_of(node))):
             bounds = [bound for user, source in _reached(node) for bound in _bounds(user, source)]
@@ -32,22 +32,22 @@ def index_bounds(graph: Graph) -> dict[str, Bounds]:
                     for ends in zip(*(b[3:] for b in bounds), strict=True)
                 )
                 low, high = max(each.low for each in bounds), min(each.high for each in bounds)
-                found[node.name] = Bounds(low, high, first=first, last=last)
-    return found
+                by_name[node.name] = Bounds(low, high, first=first, last=last)
+    return by_name
 
 
 def _reached(start: Node) -> list[tuple[Node, Node]]:
     """Returns the users of a value, also through nodes that only pass it on, as (user, node that it takes it from)."""
-    found: list[tuple[Node, Node]] = []
+    users: list[tuple[Node, Node]] = []
     seen, waiting = {start}, [start]
     while waiting:
         source = waiting.pop()
         for user in source.users:
-            found.append((user, source))
+            users.append((user, source))
             if user.op == "call_function" and user not in seen and _hands_on(user):
                 seen.add(user)
                 waiting.append(user)
-    return found
+    return users
 
 
 def _hands_on(node: Node) -> bool:
@@ -84,12 +84,12 @@ def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
 
 
 def _bounds(node: Node, index: Node) -> list[Bounds]:
-    found = []
+    bounds = []
     for source, dim, each, negative in selections(node):
         size = value_of(source).shape[dim]
         if each is index and isinstance(size, int):
-            found.append(Bounds(-size if negative else 0, size - 1))
-    return found + _of_bags(node, index)
+            bounds.append(Bounds(-size if negative else 0, size - 1))
+    return bounds + _of_bags(node, index)
 
 
 def _of_bags(node: Node, index: Node) -> list[Bounds]:

@@ -156,16 +156,16 @@ def is_cast_from_float(node: Node) -> bool:
 
 def _sources(node: Node, limited: Mapping[str, int]) -> set[str]:
     """Returns the names of the placeholders and limited nodes that a node's integers are computed from."""
-    found, seen, waiting = set(), {node}, [node]
+    names, seen, waiting = set(), {node}, [node]
     while waiting:
         current = waiting.pop()
         if current.op == "placeholder" or current.name in limited:
-            found.add(current.name)
+            names.add(current.name)
         for source in current.all_input_nodes:
             if source not in seen and _integers(source):
                 seen.add(source)
                 waiting.append(source)
-    return found
+    return names
 
 
 def _largest(tensor: torch.Tensor) -> int:

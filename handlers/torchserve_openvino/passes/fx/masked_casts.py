@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
-from torchserve_openvino.passes.fx.rewrite import add_call
+from torchserve_openvino.passes.fx.nodes import add_call
 
 aten = torch.ops.aten
 _ELEMENTWISE = frozenset({

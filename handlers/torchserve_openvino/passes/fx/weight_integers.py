@@ -80,7 +80,7 @@ def fold_closed(graph: Graph, context: PassContext) -> None:
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
         if position in context.constants:
             known[node] = context.constants[position].detach()
-    given = set(known)
+    weights = set(known)
     with torch.no_grad():
         for node in graph.nodes:
             # What another part computes is a placeholder here, with the same meta.
@@ -88,13 +88,13 @@ def fold_closed(graph: Graph, context: PassContext) -> None:
             if computed and all(source in known for source in node.all_input_nodes):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)
-    made: dict[Node, Node] = {}
+    constants: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        if node in known and node not in given:
+        if node in known and node not in weights:
             for user in [user for user in node.users if user not in known and user.op != "output"]:
-                _replace(user, node, known, made, root)
+                _replace(user, node, known, constants, root)
     for node in reversed(list(graph.nodes)):
-        if node in known and node not in given and not node.users:
+        if node in known and node not in weights and not node.users:
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and REFUSED in node.meta:
@@ -102,7 +102,7 @@ def fold_closed(graph: Graph, context: PassContext) -> None:
 
 
 def _replace(
-    user: Node, node: Node, known: Mapping[Node, torch.Tensor], made: dict[Node, Node], root: dict[str, Any]
+    user: Node, node: Node, known: Mapping[Node, torch.Tensor], constants: dict[Node, Node], root: dict[str, Any]
 ) -> None:
     """Lets a node take a constant instead of what was computed."""
     operands = node.args[:2]
@@ -111,28 +111,30 @@ def _replace(
     if difference and casts and all(isinstance(each, Node) and _narrow(known[each]) for each in operands):
         # Exact in float32, too, and then the minuend keeps its few bits.
         with node.graph.inserting_before(user):
-            floats = [_cast(_constant(each, known, made, root), torch.float32) for each in operands]  # type: ignore[arg-type]
+            floats = [_cast(_constant(each, known, constants, root), torch.float32) for each in operands]  # type: ignore[arg-type]
             new = node.graph.call_function(_SUBTRACT, tuple(floats))
         new.meta = dict(user.meta)
         user.replace_all_uses_with(new)
         node.graph.erase_node(user)
         return
-    user.replace_input_with(node, _constant(node, known, made, root))
+    user.replace_input_with(node, _constant(node, known, constants, root))
 
 
-def _constant(node: Node, known: Mapping[Node, torch.Tensor], made: dict[Node, Node], root: dict[str, Any]) -> Node:
+def _constant(
+    node: Node, known: Mapping[Node, torch.Tensor], constants: dict[Node, Node], root: dict[str, Any]
+) -> Node:
     """Returns a node with the value of another: a constant in 8 bits if these suffice, and a cast to its type."""
     if node.op in {"placeholder", "get_attr"}:
         return node
-    if node not in made:
+    if node not in constants:
         value = known[node]
         name, narrow = f"integers_of_{node.name}", _narrow(value) if value.numel() >= _LEAST else None
         root[name] = value.to(narrow).contiguous() if narrow is not None else value.contiguous()
         with node.graph.inserting_before(node):
             constant = node.graph.get_attr(name)
             constant.meta = {"val": value_of(node).to(narrow) if narrow is not None else value_of(node)}
-            made[node] = constant if narrow is None else _cast(constant, value.dtype)
-    return made[node]
+            constants[node] = constant if narrow is None else _cast(constant, value.dtype)
+    return constants[node]
 
 
 def _narrow(value: torch.Tensor) -> torch.dtype | None:
@@ -149,6 +151,6 @@ def _cast(node: Node, dtype: torch.dtype) -> Node:
     value = value_of(node)
     if value.dtype is dtype:
         return node
-    made = node.graph.call_function(_CAST, (node,), {"dtype": dtype})
-    made.meta = {"val": value.to(dtype)}
-    return made
+    cast = node.graph.call_function(_CAST, (node,), {"dtype": dtype})
+    cast.meta = {"val": value.to(dtype)}
+    return cast

@@ -44,9 +44,9 @@ def widen_kernels(model: ov.Model, _: PassContext) -> None:
 
 
 def _widen(node: ov.Node) -> bool:
-    given = node.get_attributes()
-    strides, dilation = list(given["strides"]), given["dilations"][-1]
-    begin, end = list(given["pads_begin"]), list(given["pads_end"])
+    attributes = node.get_attributes()
+    strides, dilation = list(attributes["strides"]), attributes["dilations"][-1]
+    begin, end = list(attributes["pads_begin"]), list(attributes["pads_end"])
     value, weights = node.input_value(0), node.input_value(1)
     shape = weights.get_shape()
     width, channels = shape[-1], shape[-len(strides) - 1]
@@ -62,10 +62,10 @@ def _widen(node: ov.Node) -> bool:
     if _fills_blocks(wider * channels, channels, _BLOCK_OF_BYTES if _is_of_bytes(weights) else _BLOCK):
         wider += 1
         end[-1] += dilation
-    if wider == width and strides[-1] == given["strides"][-1]:
+    if wider == width and strides[-1] == attributes["strides"][-1]:
         return False
     convolution = _KINDS[node.get_type_name()](
-        value, _widened(weights, wider - width), strides, begin, end, given["dilations"]
+        value, _widened(weights, wider - width), strides, begin, end, attributes["dilations"]
     )
     convolution.set_friendly_name(node.get_friendly_name())
     put_behind(node.output(0), lambda _: convolution)

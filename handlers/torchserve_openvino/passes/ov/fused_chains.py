@@ -37,7 +37,7 @@ _IN_ATTENTION = ELEMENTWISE | _TO_A_SHAPE | {"Transpose"}
 def crashes_plugin(model: ov.Model) -> str:
     """Returns the name of an operator at which the CPU plugin might crash; empty if there is none."""
     ends = (node for node in model.get_ops() if _ends_chain(node))
-    return next((found for node in ends if (found := _meeting(node))), "")
+    return next((reason for node in ends if (reason := _meeting(node))), "")
 
 
 def _ends_chain(node: ov.Node) -> bool:

@@ -70,7 +70,7 @@ def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
 
     A reshape to a scalar becomes a squeeze.
     """
-    found: list[ov.Output] = []
+    values: list[ov.Output] = []
     # Without a FakeQuantize, OpenVINO moves no scales.
     has_bytes = any(node.get_type_name() == "FakeQuantize" for node in model.get_ops())
     for node in model.get_ordered_ops():
@@ -86,9 +86,9 @@ def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
             put_behind(node.output(0), lambda value: ops.maximum(value, value))
         if node.get_type_name() in _PRODUCTS and is_attention(node):
             last = _last_of_kernel(node.output(0))
-            found += [last] if last is not None else []
+            values += [last] if last is not None else []
         elif node.get_type_name() == "GroupNormalization" and _has_a_joining_user(node.output(0)):
-            found.append(node.output(0))
+            values.append(node.output(0))
         elif (
             _pads_and_strides(node)
             or _is_mean_per_channel(node)
@@ -98,9 +98,9 @@ def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
             )
         ):
             node.input(0).replace_source_output(rolled_by_nothing(node.input_value(0)).output(0))
-    for value in found:
+    for value in values:
         put_behind(value, rolled_by_nothing)
-    if found:
+    if values:
         model.validate_nodes_and_infer_types()
 
 
@@ -122,11 +122,11 @@ def _pads_and_strides(node: ov.Node) -> bool:
     """Checks whether a node is a convolution of single pixels with padding and strides."""
     if node.get_type_name() not in {"Convolution", "GroupConvolution"}:
         return False
-    given = node.get_attributes()
+    attributes = node.get_attributes()
     kernel = node.input_value(1).get_partial_shape()
-    spatial = [kernel[i] for i in range(len(kernel) - len(given["strides"]), len(kernel))]
+    spatial = [kernel[i] for i in range(len(kernel) - len(attributes["strides"]), len(kernel))]
     pixels = all(size.is_static and size.get_length() == 1 for size in spatial)
-    return pixels and max(given["strides"]) > 1 and max(*given["pads_begin"], *given["pads_end"]) > 0
+    return pixels and max(attributes["strides"]) > 1 and max(*attributes["pads_begin"], *attributes["pads_end"]) > 0
 
 
 def _is_mean_per_channel(node: ov.Node) -> bool:
@@ -179,8 +179,8 @@ def _pads_mean(node: ov.Node) -> bool:
     """Checks whether a node is a mean over windows that counts padding."""
     if node.get_type_name() != "AvgPool":
         return False
-    given = node.get_attributes()
-    return not given["exclude-pad"] and max(*given["pads_begin"], *given["pads_end"]) > 0
+    attributes = node.get_attributes()
+    return not attributes["exclude-pad"] and max(*attributes["pads_begin"], *attributes["pads_end"]) > 0
 
 
 def _shared_result(node: ov.Node) -> ov.Output | None:

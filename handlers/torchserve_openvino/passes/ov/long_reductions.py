@@ -182,12 +182,12 @@ def _composed_norm(result: ov.Output) -> ov.Node:
     """Returns a norm of mean and variance, composed of sums: OpenVINO would compose means back to a norm."""
     node = result.get_node()
     # float16 has neither the count nor most values of eps.
-    value, axes, given = ops.convert(node.input_value(0), ov.Type.f32), int64(_axes(node)), node.get_attributes()
-    count, eps = ops.constant(np.float32(_count(node))), ops.constant(np.float32(given["eps"]))
+    value, axes, attributes = ops.convert(node.input_value(0), ov.Type.f32), int64(_axes(node)), node.get_attributes()
+    count, eps = ops.constant(np.float32(_count(node))), ops.constant(np.float32(attributes["eps"]))
     centered = ops.subtract(value, ops.divide(ops.reduce_sum(value, axes, True), count))
-    if given["normalize_variance"]:
+    if attributes["normalize_variance"]:
         variance = ops.divide(ops.reduce_sum(ops.multiply(centered, centered), axes, True), count)
-        inside = given["eps_mode"].lower() == "inside_sqrt"
+        inside = attributes["eps_mode"].lower() == "inside_sqrt"
         deviation = ops.sqrt(ops.add(variance, eps)) if inside else ops.add(ops.sqrt(variance), eps)
         centered = ops.divide(centered, deviation)
     return ops.convert(centered, result.get_element_type())

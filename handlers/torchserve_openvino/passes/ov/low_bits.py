@@ -37,10 +37,10 @@ class _Affine:
         return _Affine(move(self.values), move(self.zeros), tuple(map(move, self.scales)))
 
     def computed(self) -> NDArray[np.float32]:
-        found = (self.values - self.zeros).astype(np.float32)
+        values = (self.values - self.zeros).astype(np.float32)
         for scale in self.scales:
-            found = found * scale
-        return found
+            values = values * scale
+        return values
 
 
 def pack_weights(model: ov.Model, _: PassContext) -> None:
@@ -54,11 +54,11 @@ def pack_weights(model: ov.Model, _: PassContext) -> None:
         if layer is None or source.get_element_type() != ov.Type.f32:
             continue
         blocked = layer.blocked()
-        made = product(ordered(source, blocked.order), blocked, f"{operation.get_friendly_name()}/weight")
-        made.set_friendly_name(operation.get_friendly_name())
-        made.output(0).get_tensor().set_names(operation.output(0).get_names())
+        packed = product(ordered(source, blocked.order), blocked, f"{operation.get_friendly_name()}/weight")
+        packed.set_friendly_name(operation.get_friendly_name())
+        packed.output(0).get_tensor().set_names(operation.output(0).get_names())
         for user in operation.output(0).get_target_inputs():
-            user.replace_source_output(made.output(0))
+            user.replace_source_output(packed.output(0))
         changed = True
     if changed:
         model.validate_nodes_and_infer_types()
@@ -69,26 +69,26 @@ def _layer(operation: Any) -> QuantizedLinear | None:
     shape = weight.get_partial_shape()
     if weight.get_element_type() != ov.Type.f32 or shape.is_dynamic or len(shape) != 2:
         return None
-    found = _affine(weight.get_node())
-    if found is None or found.values.size < _LEAST or found.values.max() - found.values.min() >= _FEW:
+    affine = _affine(weight.get_node())
+    if affine is None or affine.values.size < _LEAST or affine.values.max() - affine.values.min() >= _FEW:
         return None
     if not operation.get_attributes()["transpose_b"]:
-        found = found.moved(np.transpose)
-    least = found.values.min()
-    zeros = found.zeros - least
-    if zeros.min() < 0 or zeros.max() >= _FEW or not found.scales:
+        affine = affine.moved(np.transpose)
+    least = affine.values.min()
+    zeros = affine.zeros - least
+    if zeros.min() < 0 or zeros.max() >= _FEW or not affine.scales:
         return None
-    scales = found.scales[0]
-    for scale in found.scales[1:]:
+    scales = affine.scales[0]
+    for scale in affine.scales[1:]:
         scales = scales * scale
     # Columns with the same zero points and scales belong together.
     differs = (np.diff(zeros, axis=1) != 0).any(0) | (np.diff(scales, axis=1) != 0).any(0)
     groups = np.concatenate([[0], np.cumsum(differs)])
     first = np.concatenate([[0], 1 + np.flatnonzero(differs)])
     layer = QuantizedLinear(
-        4, (found.values - least).astype(np.uint8), zeros[:, first].astype(np.uint8), scales[:, first], groups
+        4, (affine.values - least).astype(np.uint8), zeros[:, first].astype(np.uint8), scales[:, first], groups
     )
-    return layer if np.array_equal(layer.dequantized(), found.computed()) else None
+    return layer if np.array_equal(layer.dequantized(), affine.computed()) else None
 
 
 def _affine(node: Any) -> _Affine | None:
@@ -101,10 +101,10 @@ def _affine(node: Any) -> _Affine | None:
     if kind in {"Subtract", "Multiply"}:
         return _computed(kind, *(value.get_node() for value in node.input_values()))
     move = _MOVES.get(kind)
-    found = _affine(node.input_value(0).get_node()) if move is not None else None
-    if move is None or found is None or node.get_output_partial_shape(0).is_dynamic:
+    source = _affine(node.input_value(0).get_node()) if move is not None else None
+    if move is None or source is None or node.get_output_partial_shape(0).is_dynamic:
         return None
-    return found.moved(lambda array: move(array, node))
+    return source.moved(lambda array: move(array, node))
 
 
 def _constant(node: Any) -> _Affine | None:
@@ -115,18 +115,18 @@ def _constant(node: Any) -> _Affine | None:
 
 
 def _computed(kind: str, left: Any, right: Any) -> _Affine | None:
-    found, other = _affine(left), _number(right)
-    if kind == "Multiply" and found is None:
-        found, other = _affine(right), _number(left)
-    if found is None or other is None or np.broadcast_shapes(found.values.shape, other.shape) != found.values.shape:
+    affine, other = _affine(left), _number(right)
+    if kind == "Multiply" and affine is None:
+        affine, other = _affine(right), _number(left)
+    if affine is None or other is None or np.broadcast_shapes(affine.values.shape, other.shape) != affine.values.shape:
         return None
-    other = np.broadcast_to(other, found.values.shape)
+    other = np.broadcast_to(other, affine.values.shape)
     if kind == "Multiply":
-        return _Affine(found.values, found.zeros, (*found.scales, other.astype(np.float32)))
+        return _Affine(affine.values, affine.zeros, (*affine.scales, other.astype(np.float32)))
     whole = np.rint(other)
-    if found.scales or not np.array_equal(whole, other):
+    if affine.scales or not np.array_equal(whole, other):
         return None
-    return _Affine(found.values, found.zeros + whole.astype(np.int64), ())
+    return _Affine(affine.values, affine.zeros + whole.astype(np.int64), ())
 
 
 def _number(node: Any) -> NDArray[Any] | None:
@@ -135,11 +135,11 @@ def _number(node: Any) -> NDArray[Any] | None:
     if kind == "Constant":
         return array_of(node)
     if kind == "Convert" and node.get_output_element_type(0) in _NUMBERS:
-        found = _number(node.input_value(0).get_node())
-        return None if found is None else found.astype(node.get_output_element_type(0).to_dtype())
+        number = _number(node.input_value(0).get_node())
+        return None if number is None else number.astype(node.get_output_element_type(0).to_dtype())
     move = _MOVES.get(kind)
-    found = _number(node.input_value(0).get_node()) if move is not None else None
-    return None if move is None or found is None else move(found, node)
+    number = _number(node.input_value(0).get_node()) if move is not None else None
+    return None if move is None or number is None else move(number, node)
 
 
 def _reshaped(array: NDArray[Any], node: Any) -> NDArray[Any]:

@@ -55,23 +55,23 @@ def _may_multiply(node: ov.Node) -> bool:
     """Checks whether a node is a convolution of an open length by constants, with windows that overlap little."""
     if node.get_type_name() != "Convolution":
         return False
-    shape, weights, given = node.get_input_partial_shape(0), node.input_value(1).get_node(), node.get_attributes()
-    if shape.rank.is_dynamic or len(shape) != _RANK or shape[2].is_static or given["auto_pad"] != "explicit":
+    shape, weights, attributes = node.get_input_partial_shape(0), node.input_value(1).get_node(), node.get_attributes()
+    if shape.rank.is_dynamic or len(shape) != _RANK or shape[2].is_static or attributes["auto_pad"] != "explicit":
         return False
     if weights.get_type_name() != "Constant" or weights.get_element_type() != ov.Type.f32:
         return False
     channels, _, size = weights.get_output_shape(0)
-    return bool(channels >= _FEWEST_CHANNELS and size <= _MOST_COPIES * given["strides"][0])
+    return bool(channels >= _FEWEST_CHANNELS and size <= _MOST_COPIES * attributes["strides"][0])
 
 
 def _as_product(result: ov.Output) -> ov.Node:
     """Returns what a convolution computes, as a swapped product ``[batch, length, channels]``."""
     node = result.get_node()
-    given, value = node.get_attributes(), _swapped(node.input_value(0))
+    attributes, value = node.get_attributes(), _swapped(node.input_value(0))
     weights = node.input_value(1).get_node().data
     channels, _, size = weights.shape
-    (stride,), (dilation,) = given["strides"], given["dilations"]
-    before, after = given["pads_begin"][0], given["pads_end"][0]
+    (stride,), (dilation,) = attributes["strides"], attributes["dilations"]
+    before, after = attributes["pads_begin"][0], attributes["pads_end"][0]
     if before or after:
         value = ops.pad(value, int64((0, before, 0)), int64((0, after, 0)), "constant", np.float32(0)).output(0)
     if size == stride == 1:

@@ -8,6 +8,6 @@ import openvino as ov
 def put_behind(value: ov.Output, make: Callable[[ov.Output], ov.Node]) -> None:
     """Replaces a value with ``make(value)`` for all its users."""
     users = list(value.get_target_inputs())
-    made = make(value).output(0)
+    output = make(value).output(0)
     for user in users:
-        user.replace_source_output(made)
+        user.replace_source_output(output)

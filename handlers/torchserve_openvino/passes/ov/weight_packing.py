@@ -121,15 +121,15 @@ def _part(uses: list[_Use], compile: Compile) -> bool:
             groups.append([use])
         else:
             group.append(use)
-    made: dict[tuple[object, ...], ov.Output] = {}
+    packed: dict[tuple[object, ...], ov.Output] = {}
     for group in (each for groups in alike.values() for each in groups):
         if len({use.orientation for use in group}) > 1:
             for use in group:
                 if key := use.orientation:
                     key = (id(group), key, use.turned)
-                    made[key] = made.get(key) or _as_packed(use, compile)
-                    use.node.input(1).replace_source_output(made[key])
-    return bool(made)
+                    packed[key] = packed.get(key) or _as_packed(use, compile)
+                    use.node.input(1).replace_source_output(packed[key])
+    return bool(packed)
 
 
 def _as_packed(use: _Use, compile: Compile) -> ov.Output:

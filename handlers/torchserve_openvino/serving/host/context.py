@@ -89,13 +89,13 @@ class Context:
         self, ids: Sequence[str], headers: Sequence[Mapping[str, str]], send_piece: Callable[[int, Any], None]
     ) -> "Context":
         """Returns the context of one call with these requests."""
-        made = Context.__new__(Context)
-        made.__dict__.update(self.__dict__)
-        made.request_ids = dict(enumerate(ids))
+        context = Context.__new__(Context)
+        context.__dict__.update(self.__dict__)
+        context.request_ids = dict(enumerate(ids))
         # As TorchServe's REST API sets it: each request can have a status of its own.
-        made.request_processor = [Headers({"explain": "False", **each}) for each in headers]
-        made.stopping_criteria, made.send_piece = None, send_piece
-        return made
+        context.request_processor = [Headers({"explain": "False", **each}) for each in headers]
+        context.stopping_criteria, context.send_piece = None, send_piece
+        return context
 
     def _of(self, place: int) -> Headers:
         assert self.request_processor is not None, "outside of a call there are no requests"

@@ -29,13 +29,13 @@ def read_labels(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        found = read_json(path)
+        content = read_json(path)
     except JsonError as error:
         raise ModelLoadError(f"{error}.") from error
-    names = found.get("object_type_names") if isinstance(found, dict) else None
+    names = content.get("object_type_names") if isinstance(content, dict) else None
     if isinstance(names, list):
-        found = dict(enumerate(names))
-    labels = found.items() if isinstance(found, dict) else [("", None)]
+        content = dict(enumerate(names))
+    labels = content.items() if isinstance(content, dict) else [("", None)]
     read = {}
     for key, value in labels:
         name = value[-1] if isinstance(value, list) and value else value

@@ -63,8 +63,9 @@ def _trains(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None:
         return False
-    given = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | node.kwargs
-    return given.get("p", 1.0) != 0.0 and any(given.get(name) is True for name in _TRAINING_FLAGS)
+    positional = zip(schema.arguments, node.args, strict=False)
+    arguments = {argument.name: value for argument, value in positional} | node.kwargs
+    return arguments.get("p", 1.0) != 0.0 and any(arguments.get(name) is True for name in _TRAINING_FLAGS)
 
 
 def is_exported(model: nn.Module) -> bool:
@@ -301,12 +302,12 @@ def read_samples(folder: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
     Raises:
         ModelLoadError: One of them is not in the archive, or leads out of it.
     """
-    found = []
+    samples = []
     for name in names:
         path = archived_file(folder, name, "handler.openvino.warmup.samples")
         if (size := path.stat().st_size) > MAX_SAMPLE_BYTES:
             raise ModelLoadError(
                 f"handler.openvino.warmup.samples: {name} has {size} bytes, more than a request may have."
             )
-        found.append((name, path.read_bytes()))
-    return found
+        samples.append((name, path.read_bytes()))
+    return samples

@@ -55,12 +55,12 @@ class ArchiveLoading:
     @contextmanager
     def without_pt2(self, context: Any) -> Iterator[None]:
         """Hides ``pt2`` from BaseHandler, which would compile lazily and change the dict."""
-        given = context.model_yaml_config
-        context.model_yaml_config = {key: value for key, value in (given or {}).items() if key != "pt2"}
+        config = context.model_yaml_config
+        context.model_yaml_config = {key: value for key, value in (config or {}).items() if key != "pt2"}
         try:
             yield
         finally:
-            context.model_yaml_config = self.handler.model_yaml_config = given
+            context.model_yaml_config = self.handler.model_yaml_config = config
 
     @contextmanager
     def while_base_handler_loads(self, context: Any) -> Iterator[None]:

@@ -66,7 +66,7 @@ def _places(model: Any, names: list[str]) -> dict[str, str]:
     """
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
-    found = {}
+    locations = {}
     for name in names:
         # The checkpoint of a task's model may be loaded into the bare one, and the other way round.
         tried = (name, prefix + name, name.removeprefix(prefix))
@@ -74,8 +74,8 @@ def _places(model: Any, names: list[str]) -> dict[str, str]:
         place = place or next((each for each in tried if _is_by_column(modules.get(each))), None)
         if place is None:
             raise ModelLoadError(f"{type(model).__name__} has no linear layer {name}, which the checkpoint packs.")
-        found[name] = place
-    return found
+        locations[name] = place
+    return locations
 
 
 def _is_by_column(layer: Any) -> bool:

@@ -12,8 +12,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from torchserve_openvino.backend import eager_watch
 
-_GENERATES = ("transformers.generation.utils", "GenerationMixin")
-
 
 class MethodCalls:
     """Stands on a module in a method's place, and redirects the calls that a handler's own code makes.
@@ -68,12 +66,6 @@ class MethodGraph(nn.Module):
     def _get_name(self) -> str:
         return f"{type(self.owner).__name__}.{self.name}"
 
-    @property
-    def generates(self) -> bool:
-        """Whether it is the `generate` of a model of transformers, which is compiled by graphs of its own."""
-        kinds = {(kind.__module__, kind.__name__) for kind in type(self.owner).__mro__}
-        return self.name == "generate" and _GENERATES in kinds
-
 
 class Redirected:
     """Redirects the calls of a module that a handler's own code makes; all other calls stay as they are.
@@ -110,15 +102,15 @@ class Redirected:
 
 
 @contextmanager
-def outermost(found: list[nn.Module]) -> Iterator[None]:
-    """Adds each module with weights that is called inside the context, but by no other module, to ``found``."""
+def outermost(modules: list[nn.Module]) -> Iterator[None]:
+    """Adds each module with weights that is called inside the context, but by no other module, to ``modules``."""
     depth = 0
 
     def enter(module: nn.Module, _: Any) -> None:
         nonlocal depth
         depth += not isinstance(module, MethodGraph)
-        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in found):
-            found.append(module)
+        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in modules):
+            modules.append(module)
 
     def leave(module: nn.Module, *_: Any) -> None:
         nonlocal depth

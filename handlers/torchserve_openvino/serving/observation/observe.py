@@ -73,10 +73,14 @@ class Observer:
         eager: That model as it is compiled.
         run: Takes a batch, or whatever `observe` is given, through the handler's own code.
         parts: Modules that the handler is known to call directly.
+        takes_any: Returns True for a part whose arguments of any kind are recorded, since its compiler reads them.
     """
 
-    def __init__(self, handler: Any, eager: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
-        self._handler, self._run = handler, run
+    def __init__(
+        self, handler: Any, eager: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module],
+        takes_any: Callable[[nn.Module | None], bool] = lambda part: False,
+    ) -> None:  # fmt: skip
+        self._handler, self._run, self._takes_any = handler, run, takes_any
         self._root = eager if isinstance(eager, nn.Module) else None
         self._paths = paths_of(handler, self._root)
         self.seen = Seen(parts=dict(parts))
@@ -93,23 +97,23 @@ class Observer:
         try:
             for _ in range(_ROUNDS):
                 calls.clear()
-                found: dict[str, nn.Module] = {}
+                new_parts: dict[str, nn.Module] = {}
                 with self._recorders(name, calls):
-                    EagerWatch(files_of(self._handler), partial(self._find, found)).watch(lambda: self._run(items))
-                if not found:
+                    EagerWatch(files_of(self._handler), partial(self._find, new_parts)).watch(lambda: self._run(items))
+                if not new_parts:
                     break
-                self.seen.parts.update(found)
+                self.seen.parts.update(new_parts)
         finally:
             for path, some in calls.items():
                 self.seen.calls.setdefault(path, []).extend(some)
             if self._uncopied:
                 raise UncopiedCallError(self._uncopied)
 
-    def _find(self, found: dict[str, nn.Module], eager: Eager) -> None:
+    def _find(self, new_parts: dict[str, nn.Module], eager: Eager) -> None:
         """Adds a module that was called and is not known yet. Methods are not compiled, but what they call may be."""
         path = self._paths.get(id(eager.module))
         if path is not None and eager.module is not None and not eager.method:
-            found[path] = eager.module
+            new_parts[path] = eager.module
 
     @contextmanager
     def _recorders(self, name: str, calls: dict[str, list[Call]]) -> Iterator[None]:
@@ -151,9 +155,7 @@ class Observer:
         """Records a call; returns why it can't be repeated, if so."""
         part = self.seen.parts.get(path)
         try:
-            # Whoever compiles `generate` reads its arguments, of any kind.
-            is_read = isinstance(part, MethodGraph) and part.generates
-            inputs = (args, dict(kwargs)) if is_read else copied_inputs((args, kwargs))
+            inputs = (args, dict(kwargs)) if self._takes_any(part) else copied_inputs((args, kwargs))
         except TypeError as error:
             return str(error)
         calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))
@@ -172,13 +174,13 @@ def _named_instead(path: str, problem: str, inner: Sequence[str]) -> str:
 
 def files_of(handler: Any) -> list[str]:
     """Returns the source files of a handler's own classes, without those of this package."""
-    found = []
+    files = []
     for each in type(handler).__mro__:
         module = sys.modules.get(each.__module__)
         file = getattr(module, "__file__", None)
         if file and not each.__module__.startswith(("torchserve_openvino", "builtins")):
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
 def unique(calls: Sequence[Call]) -> list[Call]:

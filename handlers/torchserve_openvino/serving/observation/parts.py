@@ -29,12 +29,12 @@ def part_at(handler: Any, path: str) -> nn.Module:
     value, done = handler, "self"
     for match in _STEP.finditer(path):
         name = match[1] or match[2]
-        found = _member(value, name)
-        if found is None:
+        member = _member(value, name)
+        if member is None:
             hint = nearest(name, _names(value))
             near = f" Did you mean {hint!r}?" if hint else ""
             raise ModelLoadError(f"{KEY} names {path!r}, but {done} has no {name!r}.{near}")
-        value, done = found[0], f"{done}{match[0] if match[0][0] in '.[' else '.' + match[0]}"
+        value, done = member[0], f"{done}{match[0] if match[0][0] in '.[' else '.' + match[0]}"
     if isinstance(value, nn.Module):
         return value
     outer, _, name = path.rpartition(".")
@@ -80,19 +80,19 @@ def paths_of(handler: Any, root: Any) -> dict[int, str]:
         handler: The handler.
         root: The eager model that its ``model`` stands for.
     """
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     if isinstance(root, nn.Module):
-        _name(root, "model", found)
+        _name(root, "model", paths)
     for name, value in vars(handler).items():
-        if name not in _OURS and not (name == "model" and found):
+        if name not in _OURS and not (name == "model" and paths):
             for path, module in _modules(value, name, _DEPTH, set()):
-                _name(module, path, found)
-    return found
+                _name(module, path, paths)
+    return paths
 
 
-def _name(module: nn.Module, path: str, found: dict[int, str]) -> None:
+def _name(module: nn.Module, path: str, paths: dict[int, str]) -> None:
     for name, each in module.named_modules():
-        found.setdefault(id(each), f"{path}.{name}" if name else path)
+        paths.setdefault(id(each), f"{path}.{name}" if name else path)
 
 
 def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:

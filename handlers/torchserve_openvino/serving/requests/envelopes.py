@@ -178,8 +178,8 @@ def _kserve_item(entry: dict[str, Any]) -> Any:
         else:
             return InvalidInputError(f"{what}: data of BYTES must be a list of strings")
     except NotRectangularError as error:
-        wanted = "of BYTES must be a list of strings" if entry["datatype"] == _BYTES else "is not rectangular"
-        return InvalidInputError(f"{what}: data {wanted}: {error}")
+        flaw = "of BYTES must be a list of strings" if entry["datatype"] == _BYTES else "is not rectangular"
+        return InvalidInputError(f"{what}: data {flaw}: {error}")
     except InvalidInputError as error:
         return error
     return item

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from itertools import accumulate
 from typing import Any, Literal
 
+from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.host.metrics import HostMetrics
 
 Phase = Literal["queue", "decode", "inference", "encode"]
@@ -22,7 +23,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
     SIZE: (1, 2, 4, 8, 16, 32, 64),
 }
 # Set by proxies (nginx and others): when they got the request.
-_ARRIVED = ("x-request-start", "X-Request-Start")
+_ARRIVED = "X-Request-Start"
 # Clocks of two machines differ; a wait of more than this is none.
 _LONGEST_WAIT = 3600.0
 
@@ -184,15 +185,15 @@ class RequestTimes:
     def series(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Returns the same as Prometheus' series: their names and labels, with what was counted so far."""
         with self._lock:
-            found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
             histograms = [(SECONDS, (("phase", str(phase)),), each) for phase, each in self.phases.items()]
             for name, labels, histogram in [*histograms, (SIZE, (), self.sizes)]:
                 if histogram.count:
                     for bound, count in histogram.buckets().items():
-                        found[f"{name}_bucket", (*labels, ("le", bound))] = count
-                    found[f"{name}_sum", labels] = round(histogram.sum, 6)
-                    found[f"{name}_count", labels] = histogram.count
-            return found
+                        values[f"{name}_bucket", (*labels, ("le", bound))] = count
+                    values[f"{name}_sum", labels] = round(histogram.sum, 6)
+                    values[f"{name}_count", labels] = histogram.count
+            return values
 
 
 def _release(size: int, most: int) -> Release:
@@ -218,11 +219,11 @@ def _waits(context: Any, size: int) -> list[float | None]:
 
 
 def _wait(context: Any, place: int, now: float) -> float | None:
-    text = next((each for name in _ARRIVED if (each := context.get_request_header(place, name))), None)
+    text = request_header(context, place, _ARRIVED)
     if text is None:
         return None
     try:
-        number = float(str(text).removeprefix("t="))
+        number = float(text.removeprefix("t="))
     except ValueError:
         return None
     # In seconds, milliseconds or microseconds.

@@ -19,6 +19,7 @@ from torchserve_openvino.bench.bodies import suffix_of
 from torchserve_openvino.config.sections.record import RecordSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.atomic import write_atomically
+from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.loading.files import archived_file, private_folder
 
 logger = logging.getLogger(__name__)
@@ -194,10 +195,7 @@ def _content(body: Any, content_type: str) -> tuple[bytes, str]:
 
 
 def _header(context: Any, index: int, name: str) -> str:
-    if getattr(context, "request_processor", None) is None:
-        return ""
-    value = context.get_request_header(index, name) or context.get_request_header(index, name.lower())
-    return str(value or "").partition(";")[0].strip().lower()
+    return (request_header(context, index, name) or "").partition(";")[0].strip().lower()
 
 
 def _answered(context: Any, index: int) -> bool:

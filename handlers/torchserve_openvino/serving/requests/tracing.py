@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.requests.phases import CallTimes
 
 _HEADERS = ("traceparent", "tracestate")
@@ -73,13 +74,7 @@ class Tracing:
             span.end(end)
 
     def _parent(self, context: Any, place: int) -> Any:
-        if getattr(context, "request_processor", None) is None:
-            return self._propagator.extract({})
-        headers = {
-            name: str(value)
-            for name in _HEADERS
-            if (value := context.get_request_header(place, name) or context.get_request_header(place, name.title()))
-        }
+        headers = {name: value for name in _HEADERS if (value := request_header(context, place, name))}
         return self._propagator.extract(headers)
 
 

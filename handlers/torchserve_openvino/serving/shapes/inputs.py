@@ -137,13 +137,13 @@ class DeclaredInputs:
         return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor | None]:
-        found: dict[int, Any] = {}
+        by_position: dict[int, Any] = {}
         order = self._order()
         for position, value in enumerate(args):
             index = order.get(position)
             if index is None:
                 raise OutsideDeclaredError(f"{len(args)} inputs given; the model takes {self}")
-            found[index] = value
+            by_position[index] = value
         names = {spec.name: i for i, spec in enumerate(self.specs)}
         for name, value in kwargs.items():
             index = names.get(name)
@@ -152,12 +152,12 @@ class DeclaredInputs:
                     f"the model takes {name!r}, which handler.openvino.warmup.inputs does not declare: {self}. Add "
                     f"{_declaration(name, value)} to it."
                 )
-            if index is None or index in found:
+            if index is None or index in by_position:
                 raise OutsideDeclaredError(f"unknown input {name!r}; the model takes {self}")
-            found[index] = value
+            by_position[index] = value
         tensors: list[torch.Tensor | None] = []
         for i, spec in enumerate(self.specs):
-            value = found.get(i)
+            value = by_position.get(i)
             if value is None and not spec.mask:
                 raise OutsideDeclaredError(f"input {spec.name!r} is missing; the model takes {self}")
             if value is not None and not isinstance(value, torch.Tensor):

@@ -74,8 +74,8 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         part: Path of a module that a handler calls by itself; empty for the whole model.
     """
     section, pt2, resolved = config.openvino, config.pt2, config.backend
-    wanted, count = section.batching.one_graph, len(shapes.signatures)
-    if wanted is False:
+    setting, count = section.batching.one_graph, len(shapes.signatures)
+    if setting is False:
         return Choice(f"{KEY}: false")
     if shapes.inputs is None:
         return Choice("no inputs are declared")
@@ -84,7 +84,7 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
         return Choice(f"the backend {pt2.backend} compiles")
     if section.batching.mode == "dynamic" or pt2.dynamic:
         return Choice("the graph is dynamic anyway")
-    if wanted is True:
+    if setting is True:
         return Choice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
     if part:
         # Parts share one report, so the result of a trial could not be told from other parts'.

@@ -92,11 +92,11 @@ def shapes_of(
         if not shapes.facts.joins:
             logger.warning("Requests are not batched together, and batches are not padded: %s", shapes.facts.reason)
             shapes.sizes = None
-        wanted = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
-        taken = _taken(eager, section, shapes, wanted)
+        sizes = batch_sizes(section, batch_size, streams, pads=shapes.sizes is not None)
+        accepted = _taken(eager, section, shapes, sizes)
         mode = section.batching.mode
         shortest = _shortest(eager, shapes.inputs) if mode == "dynamic" else None
-        shapes.signatures = signatures(taken, shapes.inputs.dims, mode, shortest)
+        shapes.signatures = signatures(accepted, shapes.inputs.dims, mode, shortest)
         rich = richest(shapes.signatures)
         modes = samples[0].modes if samples else modes_for(shapes.inputs.make(shapes.signatures[0]))
         shapes.cases = [_case(shapes.inputs, s, modes, rich=str(s) in rich) for s in shapes.signatures]

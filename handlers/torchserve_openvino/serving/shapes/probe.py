@@ -95,11 +95,11 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
         # `fit` pads the same call to the compiled length, as it does with a request.
         fitted = inputs.fit(*call)
         plain, padded = _run(model, call), _run(model, (fitted.args, fitted.kwargs))
-        found = [_grown(a, b, length, size) for a, b in zip(plain, padded, strict=False)]
-        if len(plain) != len(padded) or any(axis is None for axis in found):
+        grown = [_grown(a, b, length, size) for a, b in zip(plain, padded, strict=False)]
+        if len(plain) != len(padded) or any(axis is None for axis in grown):
             unsafe[name] = f"an output changes its shape with {name} in another way than by its length"
             continue
-        axes[name] = tuple(axis for axis in found if axis is not None)
+        axes[name] = tuple(axis for axis in grown if axis is not None)
         for index, (a, b) in enumerate(zip(plain, cut_axes(padded, axes[name], length), strict=True)):
             if not _close(a, b):
                 unsafe[name] = f"output {index} changes when {name} is padded from {length} to {longer.dims[name]}"

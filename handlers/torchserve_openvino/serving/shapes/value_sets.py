@@ -40,25 +40,25 @@ def value_sets(declared: DeclaredInputs, signature: Signature, *, rich: bool) ->
         rich: Whether to add masks padded on the left, an empty row, zeros, and the ends of the declared ranges.
     """
     masked = any(spec.mask for spec in declared.specs)
-    found = [ValueSet("random", declared.make(signature, seed=1))]
+    sets = [ValueSet("random", declared.make(signature, seed=1))]
     plain = ValueSet("random again", declared.make(signature, seed=2))
     if masked:
-        found.append(ValueSet("padded right", _masked(declared, signature, 3, "right")))
+        sets.append(ValueSet("padded right", _masked(declared, signature, 3, "right")))
     if not masked or rich:
-        found.append(plain)
+        sets.append(plain)
     if not rich:
-        return found
+        return sets
     if masked:
-        found.append(ValueSet("padded left", _masked(declared, signature, 4, "left")))
-        found.append(ValueSet("an empty row", _masked(declared, signature, 5, "empty"), needs_finite=True))
-    known = [declared.make(signature), *(values.inputs for values in found)]
+        sets.append(ValueSet("padded left", _masked(declared, signature, 4, "left")))
+        sets.append(ValueSet("an empty row", _masked(declared, signature, 5, "empty"), needs_finite=True))
+    known = [declared.make(signature), *(values.inputs for values in sets)]
     for name in ("zeros", "least", "greatest"):
         inputs = _constant(declared, signature, name)
         # Zero is often the least value too.
         if inputs is not None and not any(_equal(inputs, other) for other in known):
             known.append(inputs)
-            found.append(ValueSet(name, inputs, constant=True))
-    return found
+            sets.append(ValueSet(name, inputs, constant=True))
+    return sets
 
 
 def sample_sets(inputs: Inputs) -> list[ValueSet]:

@@ -9,6 +9,7 @@ from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import first_line
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import set_status
 from torchserve_openvino.serving.requests.isolation import only
@@ -125,5 +126,4 @@ def with_health(health: Health | None, data: list[Any], context: Any, answer: An
 
 def asks_health(context: Any, index: int) -> bool:
     """Returns True if a request asks for the worker's health."""
-    # A user's test may have a context that has anything for each name.
-    return isinstance(context.get_request_header(index, HEADER), str)
+    return request_header(context, index, HEADER) is not None

@@ -147,8 +147,8 @@ def _graph_break() -> None:
 
     compiled = _compiled(model)
     _same(compiled, torch.randn(3, 8))
-    (found,) = compiled.report.tracker.graph_breaks
-    assert __file__ in found.where and found.reason, found
+    (graph_break,) = compiled.report.tracker.graph_breaks
+    assert __file__ in graph_break.where and graph_break.reason, graph_break
 
 
 @_probe("a recompilation is counted with the guard that failed", "torch")
@@ -156,8 +156,8 @@ def _recompile() -> None:
     compiled = _compiled(_Net().eval())
     for rows in (3, 5):
         _same(compiled, torch.randn(rows, 8))
-    (found,) = compiled.report.tracker.recompiles
-    assert "size mismatch" in found.reason, found
+    (recompile,) = compiled.report.tracker.recompiles
+    assert "size mismatch" in recompile.reason, recompile
 
 
 @_probe("an operator that stays in eager PyTorch is counted", "torch", "openvino")
@@ -235,8 +235,8 @@ def _transformers() -> None:
     ids = torch.randint(0, 64, (2, 7))
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
-    found, right = (each(input_ids=ids, attention_mask=mask) for each in (compiled, model))
-    torch.testing.assert_close(found.logits, right.logits, rtol=1e-3, atol=1e-4)
+    ours, right = (each(input_ids=ids, attention_mask=mask) for each in (compiled, model))
+    torch.testing.assert_close(ours.logits, right.logits, rtol=1e-3, atol=1e-4)
     assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
 
 

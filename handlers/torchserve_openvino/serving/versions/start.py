@@ -78,8 +78,8 @@ def _remembered(path: Path | None) -> list[dict[str, Any]] | None:
     if path is None or not path.is_file():
         return None
     try:
-        found = read_json(path)
-        return [{"about": str(each["about"]), "error": str(each["error"])} for each in found]
+        entries = read_json(path)
+        return [{"about": str(each["about"]), "error": str(each["error"])} for each in entries]
     except (OSError, ValueError, TypeError, KeyError):
         logger.warning("%s can't be read: the probes run again", path)
         return None

@@ -16,13 +16,13 @@ TESTED: Mapping[str, tuple[str, ...]] = {
 
 def installed() -> dict[str, str]:
     """Returns the versions of these packages; those that are not installed are left out."""
-    found = {}
+    versions = {}
     for name in TESTED:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def untested() -> dict[str, str]:

@@ -54,9 +54,9 @@ class Head(nn.Module):
             values = torch.stack([values, attention_mask.to(values.dtype)], dim=1)
         return self.logits(self.model(**{self._takes: values, MASK: attention_mask}).logits, attention_mask)
 
-    def logits(self, found: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def logits(self, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Returns what the task reads of the model's logits."""
-        return found
+        return scores
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,10 @@ class AudioHandler(RecordingHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        made = [self.decode(part) for part in self.parts_of(body)]
-        if self.fixed is None and not self.masks and len({len(each) for each in made}) > 1:
+        recordings = [self.decode(part) for part in self.parts_of(body)]
+        if self.fixed is None and not self.masks and len({len(each) for each in recordings}) > 1:
             raise InvalidInputError("this model takes recordings of one length together, because nothing is padded")
-        return (), self._batch(made)
+        return (), self._batch(recordings)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -213,15 +213,15 @@ class AudioHandler(RecordingHandler):
         return Recording(item, self._extracted(samples), len(samples))
 
     def _extracted(self, samples: np.ndarray) -> torch.Tensor:
-        made = self.extractor(samples, sampling_rate=self.rate, return_tensors="pt")
-        return made[self.extractor.model_input_names[0]].to(self.dtype)
+        features = self.extractor(samples, sampling_rate=self.rate, return_tensors="pt")
+        return features[self.extractor.model_input_names[0]].to(self.dtype)
 
     @abstractmethod
-    def answer(self, asked: Recording, logits: torch.Tensor) -> Any:
+    def answer(self, recording: Recording, logits: torch.Tensor) -> Any:
         """Returns the answer to one recording.
 
         Args:
-            asked: The recording.
+            recording: The recording.
             logits: The head's output for it; of frames, also those of the padding.
 
         Raises:
@@ -240,14 +240,14 @@ class AudioHandler(RecordingHandler):
         return answers
 
     def _run(self, values: Sequence[Recording]) -> Mapping[int, torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
+        logits_by_position: dict[int, torch.Tensor] = {}
         joins = self._openvino.served is None or self._openvino.served.joins
         groups = by_length(values, self._grouping()) if joins else ([position] for position in range(len(values)))
         with torch.inference_mode():
             for group in groups:
                 logits = self.model(**self._batch([values[position] for position in group]))
-                found |= zip(group, logits, strict=True)
-        return found
+                logits_by_position |= zip(group, logits, strict=True)
+        return logits_by_position
 
     def _grouping(self) -> Sequence[int]:
         """Returns the lengths up to which recordings share a call; empty where only those of equal length do."""

@@ -31,15 +31,16 @@ class AudioClassifier(AudioHandler):
         """Returns what answers in a narrower precision must meet."""
         return measure_of(self._openvino.eager_model.model.config)
 
-    def answer(self, asked: Recording, logits: torch.Tensor) -> list[dict[str, Any]]:
+    def answer(self, recording: Recording, logits: torch.Tensor) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``; scores are what transformers' pipeline makes of the logits."""
         if bool(logits.isnan().any()):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
         kind = self._openvino.eager_model.model.config.problem_type
-        found = logits.float()
+        probabilities = logits.float()
         if kind != "regression":
-            found = torch.sigmoid(found) if kind == "multi_label_classification" else torch.softmax(found, dim=-1)
-        scores, labels = found.topk(min(asked.part.parameters.top_k, len(found)))
+            many = kind == "multi_label_classification"
+            probabilities = torch.sigmoid(probabilities) if many else torch.softmax(probabilities, dim=-1)
+        scores, labels = probabilities.topk(min(recording.part.parameters.top_k, len(probabilities)))
         return [
             {"label": self.label(number), "score": score}
             for score, number in zip(scores.tolist(), labels.tolist(), strict=True)

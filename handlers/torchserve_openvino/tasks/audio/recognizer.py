@@ -32,14 +32,14 @@ class FramesHead(Head):
         super().__init__(model, masks=masks)
         self._most = frames_of(model, longest)
 
-    def logits(self, found: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def logits(self, scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Returns the logits, ``[batch, frames of the longest recording, characters]``."""
         if mask is None:
-            return found
+            return scores
         model: Any = self.model
         frames = model._get_feat_extract_output_lengths(mask.sum(-1))
-        padding = torch.arange(found.shape[1], device=found.device)[None, :] >= frames[:, None]
-        return nn.functional.pad(found.masked_fill(padding[..., None], 0.0), (0, 0, 0, self._most - found.shape[1]))
+        padding = torch.arange(scores.shape[1], device=scores.device)[None, :] >= frames[:, None]
+        return nn.functional.pad(scores.masked_fill(padding[..., None], 0.0), (0, 0, 0, self._most - scores.shape[1]))
 
 
 class SpeechRecognizer(AudioHandler):
@@ -84,16 +84,16 @@ class SpeechRecognizer(AudioHandler):
 
     def decode(self, item: Part) -> Recording:
         """Decodes one recording."""
-        if given := sorted(item.parameters.model_fields_set):
+        if names := sorted(item.parameters.model_fields_set):
             raise InvalidInputError(
-                f"{given[0]} is for models that write text token by token (Whisper); this one is for CTC, and takes no "
+                f"{names[0]} is for models that write text token by token (Whisper); this one is for CTC, and takes no "
                 "parameters"
             )
         return super().decode(item)
 
-    def answer(self, asked: Recording, logits: torch.Tensor) -> dict[str, str]:
+    def answer(self, recording: Recording, logits: torch.Tensor) -> dict[str, str]:
         """Returns ``{"text": ...}``."""
-        spoken = logits[: frames_of(self._openvino.eager_model.model, len(asked))]
+        spoken = logits[: frames_of(self._openvino.eager_model.model, len(recording))]
         if bool(spoken.isnan().any()):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
         # As in transformers' pipeline, which keeps special tokens in a CTC model's text.

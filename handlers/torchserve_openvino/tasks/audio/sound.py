@@ -76,10 +76,10 @@ def samples_of(value: Any, rate: int, limits: Limits) -> np.ndarray:
         raise PayloadTooLargeError(
             f"the recording has {len(value)} bytes; the most is {limits.bytes} ({SECTION}.max_bytes)"
         )
-    samples, found = _decoded(bytes(value), limits)
+    samples, sampling_rate = _decoded(bytes(value), limits)
     _check_finite(samples)
-    if found != rate:
-        samples = soxr.resample(samples, found, rate)
+    if sampling_rate != rate:
+        samples = soxr.resample(samples, sampling_rate, rate)
         # The filter can overflow where samples are close to the largest float.
         _check_finite(samples)
     return np.ascontiguousarray(samples, dtype=np.float32)
@@ -139,10 +139,10 @@ def _check_wave(data: bytes, limits: Limits) -> None:
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return
-    place, per_second = 12, 0
-    while place + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, place)
-        start = place + 8
+    offset, per_second = 12, 0
+    while offset + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, offset)
+        start = offset + 8
         if name == b"fmt " and start + 12 <= len(data):
             (per_second,) = struct.unpack_from("<I", data, start + 8)
         if name == b"data":
@@ -153,7 +153,7 @@ def _check_wave(data: bytes, limits: Limits) -> None:
                     f"the recording is cut off: its header states {size} bytes of samples, {len(data) - start} follow"
                 )
             return
-        place = start + size + size % 2
+        offset = start + size + size % 2
     raise InvalidInputError("the recording is damaged: this WAV file has no samples")
 
 

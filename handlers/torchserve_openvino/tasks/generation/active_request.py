@@ -26,7 +26,7 @@ class Choice:
         before: What its text begins with, for ``echo``.
         tokens: Tokens generated.
         finish: Why it ended, ``stop`` or ``length``; None if it goes on.
-        told: Whether `ActiveRequest.deltas` has said so.
+        reported: Whether `ActiveRequest.deltas` has reported that.
         started: When it was submitted, in seconds.
         first: When its first token came.
         last: When its last one came.
@@ -49,8 +49,8 @@ class Choice:
 
     def take(self) -> Delta:
         """Returns what is new since the last call; the first time with the echo."""
-        found = self.writer.take()
-        delta = Delta(self.before + found.text, found.tokens)
+        piece = self.writer.take()
+        delta = Delta(self.before + piece.text, piece.tokens)
         self.before = ""
         self.text += delta.text
         self.listed += delta.tokens
@@ -141,8 +141,8 @@ class ActiveRequest:
             # A single sequence can be waited for; of several, any may be the next.
             wait = max(0.0, until - time.perf_counter())
             wait = wait if len(going) == 1 else min(wait, _LOOK_SECONDS)
-            found = [self._next(choice, wait if place == 0 else 0.0) for place, choice in enumerate(going)]
-            if any(found):
+            changes = [self._next(choice, wait if number == 0 else 0.0) for number, choice in enumerate(going)]
+            if any(changes):
                 return True
             if time.perf_counter() >= until:
                 return False
@@ -226,6 +226,6 @@ def wait_for_any(exchanges: Sequence[ActiveRequest], seconds: float) -> None:
     until = time.perf_counter() + seconds
     while going := [exchange for exchange in exchanges if not exchange.done]:
         alone = len(going) == 1
-        found = [each.poll((seconds if alone else _LOOK_SECONDS) if n == 0 else 0.0) for n, each in enumerate(going)]
-        if any(found) or time.perf_counter() >= until:
+        changes = [each.poll((seconds if alone else _LOOK_SECONDS) if n == 0 else 0.0) for n, each in enumerate(going)]
+        if any(changes) or time.perf_counter() >= until:
             return

@@ -69,10 +69,10 @@ class Plain:
 
     def whole(self, exchange: ActiveRequest) -> Any:
         """Returns the answer in one piece; for a list of prompts, answers and refusals."""
-        found: dict[int, Any] = dict(exchange.refused)
+        by_number: dict[int, Any] = dict(exchange.refused)
         for choice in exchange.choices:
-            found[choice.prompt] = self._answer(exchange, choice)
-        answers = [found[number] for number in sorted(found)]
+            by_number[choice.prompt] = self._answer(exchange, choice)
+        answers = [by_number[number] for number in sorted(by_number)]
         return AnswerList(answers) if self.request.many else answers[0]
 
     def _answer(self, exchange: ActiveRequest, choice: Choice) -> dict[str, Any]:
@@ -172,10 +172,10 @@ class Completion(_OpenAI):
 
     def _by_text(self, placed: Placed) -> dict[str, Any]:
         """Returns the most probable texts; of several tokens with one text (parts of characters), the best one."""
-        found: dict[str, Any] = {}
+        by_text: dict[str, Any] = {}
         for other, value in placed.token.top:
-            found.setdefault(self.decode([other]), _shown(value))
-        return found
+            by_text.setdefault(self.decode([other]), _shown(value))
+        return by_text
 
 
 class Chat(_OpenAI):

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from torchserve_openvino.generation.text.settings import end_tokens
 from torchserve_openvino.generation.text.stepping import SteppingEngine
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.counters import Counters
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS, loader_of
 
 logger = logging.getLogger(__name__)
@@ -46,16 +46,12 @@ class Compiled:
     facts: dict[str, Any]
 
 
-def open_compiled(
-    folder: Path, archive: Path, config: ServingConfig, threads: ThreadPlan, prompts: list[list[int]], why: str
-) -> Compiled:
+def open_compiled(folder: Path, context: WorkerContext, prompts: list[list[int]], why: str) -> Compiled:
     """Loads a model, compiles its graphs, and compares what they generate with eager PyTorch.
 
     Args:
         folder: The model's Hugging Face folder.
-        archive: The unpacked archive.
-        config: The handler's settings.
-        threads: This worker's share of the cores.
+        context: What the worker knows.
         prompts: Prompts of the proof, as tokens; made up if empty.
         why: Why this engine was chosen.
 
@@ -65,22 +61,25 @@ def open_compiled(
         VerificationError: It computes something else than eager PyTorch, and `verify.on_violation` is ``refuse``.
         PolicyViolationError: More falls back than `fallback` allows.
     """
-    started, section = time.perf_counter(), config.openvino.generate
+    started, config = time.perf_counter(), context.config
+    section = config.openvino.generate
     assert config.backend is not None
     compiled.check(section, config.backend.options.device, why)
     settings = load_config(folder)
-    places = compiled.places_of(settings, section.max_length)
+    max_length = compiled.places_of(settings, section.max_length)
     model = load_model(folder, loader_of(TASKS["text_generator"], settings.to_dict())).float()
-    generation = CompiledGeneration(model, compiled.sizes_of(settings, section, places))
+    generation = CompiledGeneration(model, compiled.sizes_of(settings, section, max_length))
     count = compiled.running_at_once(section, generation.bytes_of_a_sequence())
     loaded = time.perf_counter()
-    models = compile_parts(generation.parts(), _in_precision(config), threads, Counters(), archive)
-    made, tracker = time.perf_counter(), models.report.tracker
+    # Steps of the engine are no requests, which the worker counts.
+    of_engine = replace(context, config=_in_precision(config), counters=Counters())
+    models = compile_parts(generation.parts(), of_engine)
+    compiled_at, tracker = time.perf_counter(), models.report.tracker
     eos = end_tokens(folder)
     rules = Rules(model.generation_config, eos, encodes=generation.layout.encodes)
     for name in rules.unsupported:
         tracker.add_note(f"generation_config.json: {name} has no effect here")
-    limits = StepLimits(places, section.max_waiting, eos, count, generation.layout.vocabulary)
+    limits = StepLimits(max_length, section.max_waiting, eos, count, generation.layout.vocabulary)
     engine = SteppingEngine(CompiledSteps(generation), limits, rules)
     try:
         proof = _proven(engine, generation, config, prompts, limits)
@@ -88,7 +87,7 @@ def open_compiled(
     except BaseException:
         engine.close()
         raise
-    seconds = {"load": loaded - started, "prepare": made - loaded, "proof": time.perf_counter() - made}
+    seconds = {"load": loaded - started, "prepare": compiled_at - loaded, "proof": time.perf_counter() - compiled_at}
     for name, value in seconds.items():
         tracker.add_timing(f"generate_{name}_seconds", value)
     if proof is not None:
@@ -107,7 +106,7 @@ def _in_precision(config: ServingConfig) -> ServingConfig:
 
 
 def _proven(
-    engine: SteppingEngine, generation: CompiledGeneration, config: ServingConfig, given: list[list[int]],
+    engine: SteppingEngine, generation: CompiledGeneration, config: ServingConfig, configured: list[list[int]],
     limits: StepLimits,
 ) -> Proof | None:  # fmt: skip
     """Compares tokens and logits with eager PyTorch's; None where `verify.against` is ``off``."""
@@ -115,7 +114,7 @@ def _proven(
     if verify.against == "off":
         return None
     vocabulary = generation.layout.vocabulary
-    prompts, count = proof_prompts(given, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
+    prompts, count = proof_prompts(configured, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
     references = compiled.referred(EagerSteps(generation.model), prompts, count)
     logits = compiled.near(CompiledSteps(generation), references)
     served: Any = FullSequence(engine, count) if generation.layout.encodes else engine

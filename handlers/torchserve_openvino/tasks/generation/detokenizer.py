@@ -104,9 +104,9 @@ class Writer:
         if not piece:
             return True
         self.text += piece
-        found = [place for stop in self._stops if (place := self.text.find(stop, max(0, before - self._longest))) >= 0]
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
+        stops = [start for stop in self._stops if (start := self.text.find(stop, max(0, before - self._longest))) >= 0]
+        if stops:
+            self.text, self.stopped = self.text[: min(stops)], True
         return not self.stopped
 
     def end(self) -> None:

@@ -148,10 +148,10 @@ class Message(BaseModel):
         if not isinstance(value, list):
             return value
         texts = []
-        for place, part in enumerate(value):
+        for number, part in enumerate(value):
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise ValueError(f"part {place} is of type {kind!r}; this model reads parts of type 'text' only")
+                raise ValueError(f"part {number} is of type {kind!r}; this model reads parts of type 'text' only")
             texts.append(part["text"])
         return "".join(texts)
 

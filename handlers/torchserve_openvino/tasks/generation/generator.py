@@ -20,6 +20,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
@@ -29,14 +30,13 @@ from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.pieces import is_gone
 from torchserve_openvino.serving.requests.response_body import sendable
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification.health import asks_health, with_health
 from torchserve_openvino.tasks.generation import torchserve_stream
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
 from torchserve_openvino.tasks.generation.endpoints import PROMPT, endpoint_of
-from torchserve_openvino.tasks.generation.engines import ASYNC, ConfigOnly, Generator, Place, started
+from torchserve_openvino.tasks.generation.engines import ASYNC, ConfigOnly, EngineSource, Generator, started
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
@@ -99,13 +99,11 @@ class TextGenerator(HubHandler):
         self._special = frozenset(self.tokenizer.all_special_ids)
         return ConfigOnly(hub.load_config(folder)) if self._openvino.config.pt2.enabled else super().load(folder)
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
         section = self._openvino.config.openvino
-        place = Place(self.folder, self._openvino.model_dir, self._openvino.config, threads, self.tokenizer)
-        self._kept = SupervisedEngine(
-            partial(started, place, batch_size, self._openvino.eager_model), self._started_again
-        )
+        source = EngineSource(self.folder, context, self.tokenizer)
+        self._kept = SupervisedEngine(partial(started, source, self._openvino.eager_model), self._started_again)
         atexit.register(self._kept.close)
         vocabulary = int(self._openvino.eager_model.config.get_text_config().vocab_size)
         limits = Limits(
@@ -133,10 +131,10 @@ class TextGenerator(HubHandler):
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with what generates and what it does now."""
-        found = super().describe_handle()
+        report = super().describe_handle()
         if self._kept is not None:
-            found["generate"] = {**self._kept.generator.describe(), **self._frontend}
-        return found
+            report["generate"] = {**self._kept.generator.describe(), **self._frontend}
+        return report
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -229,13 +227,13 @@ class TextGenerator(HubHandler):
 
     def _together_in_engine(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
         """Answers a batch: its requests run together in the engine, and the batch ends with the last of them."""
-        calls = [self._request(item, context, place) for place, item in enumerate(data)]
+        calls = [self._request(item, context, index) for index, item in enumerate(data)]
         self._count(calls)
         self._finish(calls, context, [call.streams for call in calls])
         self._check_policy(calls)
         bodies = []
-        for place, call in enumerate(calls):
-            bodies.append(call.pieces() if call.streams else self._settled(context, place, call))
+        for index, call in enumerate(calls):
+            bodies.append(call.pieces() if call.streams else self._settled(context, index, call))
         return bodies
 
     def _alone_recorded(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
@@ -277,13 +275,13 @@ class TextGenerator(HubHandler):
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
-                for place, call in enumerate(calls):
-                    if own_requests and not call.done and is_gone(context, place):
+                for index, call in enumerate(calls):
+                    if own_requests and not call.done and is_gone(context, index):
                         call.fail(BusyError("the client hung up"))
                 pieces = {
-                    place: text
-                    for place, call in enumerate(calls)
-                    if streams[place] and call.streams and not call.done and (text := call.pieces())
+                    index: text
+                    for index, call in enumerate(calls)
+                    if streams[index] and call.streams and not call.done and (text := call.pieces())
                 }
                 if pieces:
                     torchserve_stream.send(context, pieces)
@@ -310,14 +308,14 @@ class TextGenerator(HubHandler):
 
     # --- one request ------------------------------------------------------------------------------------------
 
-    def _request(self, item: Any, context: Any, place: int) -> Call:
+    def _request(self, item: Any, context: Any, index: int) -> Call:
         """Starts what a request asks, at the endpoint that its URL names."""
-        path = path_of(context, place)
-        call = self._called(item, path) if not explains(context, place) else Call()
-        if explains(context, place):
+        path = path_of(context, index)
+        call = self._called(item, path) if not explains(context, index) else Call()
+        if explains(context, index):
             call.answer = NotExplainedError(NO_EXPLANATIONS)
         if call.exchange is not None and call.exchange.request.stream:
-            context.set_response_content_type(place, "text/event-stream")
+            context.set_response_content_type(index, "text/event-stream")
         return call
 
     def _called(self, item: Any, path: str) -> Call:
@@ -345,7 +343,7 @@ class TextGenerator(HubHandler):
             call.answer = server_fault(error)
         return call
 
-    def _settled(self, context: Any, place: int, call: Call) -> Any:
+    def _settled(self, context: Any, index: int, call: Call) -> Any:
         """Returns the body of an answer in one piece; sets its status and content type in the context."""
         answer = call.whole()
         if not isinstance(answer, ItemError):
@@ -353,13 +351,13 @@ class TextGenerator(HubHandler):
             answer = sent if isinstance(sent, ItemError) else answer
         if isinstance(answer, ItemError):
             self._openvino.counters.add(f"refused_{answer.status}")
-            set_status(context, place, answer.status)
-            context.set_response_content_type(place, "application/json")
-            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, place)
+            set_status(context, index, answer.status)
+            context.set_response_content_type(index, "application/json")
+            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, index)
         if isinstance(answer, list):
             for each in answer:
                 if isinstance(each, ItemError):
                     self._openvino.counters.add(f"refused_{each.status}")
-            set_status(context, place, status_of(answer))
-        context.set_response_content_type(place, "application/json")
+            set_status(context, index, status_of(answer))
+        context.set_response_content_type(index, "application/json")
         return sent

@@ -122,8 +122,8 @@ class Reader:
     # --- forms ------------------------------------------------------------------------------------------------
 
     def _plain(self, body: Any) -> GenerationRequest:
-        inputs, given, many = self._inputs(body)
-        parsed = parameters_of(TextParameters, given)
+        inputs, parameters, many = self._inputs(body)
+        parsed = parameters_of(TextParameters, parameters)
         if parsed.stream and many:
             raise RequestError("a stream has one answer: send one text, or leave out stream", param="stream")
         sampling = Sampling(
@@ -167,14 +167,14 @@ class Reader:
         check_model(parsed.model, self._name)
         if parsed.echo and parsed.logprobs is not None:
             raise RequestError("echo with logprobs is not supported: leave one of them out", param="echo")
-        given = parsed.prompt
-        several = isinstance(given, list) and isinstance(given[0], (str, list))
-        sources: Sequence[Any] = given if several else [given]
+        prompt = parsed.prompt
+        several = isinstance(prompt, list) and isinstance(prompt[0], (str, list))
+        sources: Sequence[Any] = prompt if several else [prompt]
         self._check_count(len(sources), parsed.n)
         sampling = replace(_sampling(parsed), logprobs=parsed.logprobs)
         prompts = []
-        for place, source in enumerate(sources):
-            param = f"prompt[{place}]" if several else "prompt"
+        for number, source in enumerate(sources):
+            param = f"prompt[{number}]" if several else "prompt"
             is_text = isinstance(source, str)
             tokens = self._tokens(_text(source, param)) if is_text else self._checked(source, param)
             text = (source if is_text else self.decode(tokens)) if parsed.echo else ""
@@ -227,19 +227,19 @@ class Reader:
                 "(handler.openvino.text.max_bytes)"
             )
         with self._lock:
-            found = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        if not found:
+            tokens = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        if not tokens:
             raise InvalidInputError("the prompt has no token")
-        return tuple(found)
+        return tuple(tokens)
 
     def _checked(self, tokens: Sequence[int], param: str) -> tuple[int, ...]:
         """Returns tokens that came as numbers."""
         if not tokens:
             raise RequestError(f"{param} is empty", param=param)
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             if not 0 <= token < self._limits.vocabulary:
                 raise RequestError(
-                    f"{param}[{place}] is {token}; tokens are numbers from 0 to {self._limits.vocabulary - 1}",
+                    f"{param}[{position}] is {token}; tokens are numbers from 0 to {self._limits.vocabulary - 1}",
                     param=param,
                 )
         return tuple(tokens)

@@ -59,11 +59,11 @@ class Events:
 
     Args:
         context: TorchServe's context.
-        place: The request's place in the batch.
+        index: The request's place in the batch.
     """
 
-    def __init__(self, context: Any, place: int) -> None:
-        self._context, self._place = context, place
+    def __init__(self, context: Any, index: int) -> None:
+        self._context, self._place = context, index
         self.begun = False
 
     def progress(self, number: int, count: int, step: int, steps: int) -> None:

@@ -18,13 +18,13 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
 from torchserve_openvino.generation.parts import compile_parts
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import explains, identified
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.worker.task import TaskHandler
 from torchserve_openvino.tasks.catalog import TASKS
+from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
@@ -101,18 +101,16 @@ class ImageGenerator(TaskHandler):
                     "they share weights."
                 )
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Compiles and verifies all graphs of the pipeline, and makes a picture of each size."""
-        own = self._openvino.config.openvino.image_generation
+        own = context.config.openvino.image_generation
         models: Models | None = None
-        if self._openvino.config.pt2.enabled:
+        if context.config.pt2.enabled:
             parts = self.maker.components.parts(self.limits.sizes, own)
-            models = compile_parts(
-                parts, self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
-            )
+            models = compile_parts(parts, context)
             self._openvino.report = self._own_code.report = models.report
         else:
-            super()._prepare(threads, batch_size)
+            super()._prepare(context)
         tracker = self._openvino.report.tracker
         for note in self.maker.notes:
             tracker.add_note(note)
@@ -144,27 +142,27 @@ class ImageGenerator(TaskHandler):
         """Answers the items of a batch one after another, each with its own status."""
         start = time.perf_counter()
         self._openvino.counters.add("items", len(items))
-        places = range(len(items)) if owners is None else owners
-        found = [
-            self._one(item, context, place, plain=owners is None) for item, place in zip(items, places, strict=True)
+        indices = range(len(items)) if owners is None else owners
+        answers = [
+            self._one(item, context, index, plain=owners is None) for item, index in zip(items, indices, strict=True)
         ]
         milliseconds = (time.perf_counter() - start) * 1e3
         context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
-        return found
+        return answers
 
-    def _one(self, item: Any, context: Any, place: int, *, plain: bool) -> Any:
+    def _one(self, item: Any, context: Any, index: int, *, plain: bool) -> Any:
         """Answers one item; an error in it is its own.
 
         Args:
             item: The item.
             context: TorchServe's context.
-            place: The request's place in the batch.
+            index: The request's index in the batch.
             plain: Whether the request is the item, and not an envelope around several.
         """
-        path = path_of(context, place) if plain else ""
-        events = Events(context, place)
+        path = path_of(context, index) if plain else ""
+        events = Events(context, index)
         try:
-            return self._checked(item, context, place, path, events, plain=plain)
+            return self._checked(item, context, index, path, events, plain=plain)
         except ItemError as error:
             refused = error
         except MemoryError:
@@ -177,32 +175,32 @@ class ImageGenerator(TaskHandler):
             return event("error", openai_error(refused)) + LAST_EVENT
         if path == _OPENAI:
             self._openvino.counters.add(f"refused_{refused.status}")
-            context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, place)
-            return identified(openai_error(refused), refused, context, place)
+            context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, index)
+            return identified(openai_error(refused), refused, context, index)
         return refused
 
-    def _checked(self, item: Any, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
-        if explains(context, place):
+    def _checked(self, item: Any, context: Any, index: int, path: str, events: Events, *, plain: bool) -> Any:
+        if explains(context, index):
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
             raise unknown_path(path, f"{_OPENAI}, and the model itself")
         reader = read_openai if path == _OPENAI else read
         prompt, parameters = reader(_sent(item, plain=plain), self.limits.max_bytes)
         request = self.limits.validate(prompt, parameters)
-        if request.stream and not (plain and context.get_request_header(place, "explain") is not None):
+        if request.stream and not (plain and context.get_request_header(index, "explain") is not None):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
-        return self.watched(lambda: self._made(request, context, place, path, events, plain=plain))
+        return self.watched(lambda: self._made(request, context, index, path, events, plain=plain))
 
-    def _made(self, request: ImageRequest, context: Any, place: int, path: str, events: Events, *, plain: bool) -> Any:
+    def _made(self, request: ImageRequest, context: Any, index: int, path: str, events: Events, *, plain: bool) -> Any:
         entries: list[dict[str, Any]] = []
         count = len(request.seeds)
         for number, seed in enumerate(request.seeds, 1):
             on_step = (
                 (lambda step, steps, at=number: events.progress(at, count, step, steps)) if request.stream else None
             )
-            data = png(self.maker.make(request.wanted, seed, on_step), seed)
+            data = png(self.maker.make(request.settings, seed, on_step), seed)
             if request.png and plain and path != _OPENAI:
-                context.set_response_content_type(place, "image/png")
+                context.set_response_content_type(index, "image/png")
                 return data
             entries.append(made(data, seed))
             if request.stream and number < count:

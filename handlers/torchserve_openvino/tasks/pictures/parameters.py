@@ -92,15 +92,15 @@ def read(value: Any, max_bytes: int) -> tuple[str, PictureParameters]:
     ask = parse_body(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
     if ask.many:
         raise InvalidInputError("inputs is a list; a request has one prompt, of which n: 4 makes four pictures")
-    (given,) = ask.inputs
-    if not isinstance(given, Mapping):
-        return text_of(given, "the prompt"), parameters_of(PictureParameters, _renamed(ask.parameters))
-    if "prompt" not in given:
+    (only,) = ask.inputs
+    if not isinstance(only, Mapping):
+        return text_of(only, "the prompt"), parameters_of(PictureParameters, _renamed(ask.parameters))
+    if "prompt" not in only:
         raise InvalidInputError("inputs is an object; send the prompt as a text, and what else under parameters")
-    beside = {name: each for name, each in given.items() if name != "prompt"}
+    beside = {name: each for name, each in only.items() if name != "prompt"}
     if twice := beside.keys() & ask.parameters.keys():
         raise InvalidInputError(f"{sorted(twice)[0]!r} stands both beside the prompt and under parameters")
-    prompt = text_of(given["prompt"], "prompt")
+    prompt = text_of(only["prompt"], "prompt")
     return prompt, parameters_of(PictureParameters, _renamed({**beside, **ask.parameters}))
 
 
@@ -112,19 +112,19 @@ def read_openai(value: Any, max_bytes: int) -> tuple[str, OpenAIParameters]:
         InvalidInputError: It is no such request; the message names the key.
     """
     ask = parse_body(value, max_bytes=max_bytes, max_inputs=1, fields=frozenset({"prompt"}))
-    (given,) = ask.inputs
-    if not isinstance(given, Mapping) or "prompt" not in given or ask.parameters:
+    (only,) = ask.inputs
+    if not isinstance(only, Mapping) or "prompt" not in only or ask.parameters:
         raise InvalidInputError('the body must be a JSON object with "prompt"')
-    prompt = text_of(given["prompt"], "prompt")
-    found: OpenAIParameters = parameters_of(OpenAIParameters, _renamed(given))
-    return prompt, found.model_copy(update={"size": None}) if found.size == "auto" else found
+    prompt = text_of(only["prompt"], "prompt")
+    parameters: OpenAIParameters = parameters_of(OpenAIParameters, _renamed(only))
+    return prompt, parameters.model_copy(update={"size": None}) if parameters.size == "auto" else parameters
 
 
-def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for other, name in _SYNONYMS.items():
-        if other in given and name in given:
+        if other in parameters and name in parameters:
             raise InvalidInputError(f"{other} and {name} are the same; send one")
-    return {_SYNONYMS.get(name, name): value for name, value in given.items()}
+    return {_SYNONYMS.get(name, name): value for name, value in parameters.items()}
 
 
 def size_of(parameters: PictureParameters) -> str | None:

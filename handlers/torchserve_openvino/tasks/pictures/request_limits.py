@@ -10,7 +10,7 @@ from PIL import Image
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.images.pictures import PictureMaker, Wanted
+from torchserve_openvino.generation.images.pictures import ImageSettings, PictureMaker
 from torchserve_openvino.generation.images.sizes import Size
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.hub import text_of
@@ -26,13 +26,13 @@ class ImageRequest:
     """The pictures of one request.
 
     Attributes:
-        wanted: What each is made of.
+        settings: What each is made of.
         seeds: The seed of each.
         png: Whether the answer is the picture itself, else JSON.
         stream: Whether progress is streamed.
     """
 
-    wanted: Wanted
+    settings: ImageSettings
     seeds: tuple[int, ...]
     png: bool
     stream: bool
@@ -95,7 +95,7 @@ class Limits:
             )
         picture, mask = self._pictures(parameters)
         size = self._size(size_of(parameters), picture)
-        wanted = Wanted(
+        settings = ImageSettings(
             prompt,
             size,
             steps,
@@ -108,12 +108,12 @@ class Limits:
         )
         if picture is not None:
             strength = float(
-                self._maker.default("strength", wanted.mode) if parameters.strength is None else parameters.strength
+                self._maker.default("strength", settings.mode) if parameters.strength is None else parameters.strength
             )
-            wanted = replace(wanted, strength=strength)
+            settings = replace(settings, strength=strength)
             if int(steps * strength) < 1:
                 raise InvalidInputError(f"strength {strength:g} of {steps} steps makes no step; raise one of them")
-        return ImageRequest(wanted, self._seeds(parameters), self._is_png(parameters), parameters.stream)
+        return ImageRequest(settings, self._seeds(parameters), self._is_png(parameters), parameters.stream)
 
     def _check_prompt(self, what: str, text: str) -> None:
         if len(text) > _MOST_CHARACTERS:
@@ -124,23 +124,23 @@ class Limits:
                 f"{what} has {count} tokens; this model reads {limit}. Shorten it, or set {KEY}.too_long: truncate"
             )
 
-    def _steps(self, parameters: int | None) -> int:
-        if parameters is not None and parameters > self._own.max_steps:
-            raise InvalidInputError(f"steps is {parameters}; the most is {self._own.max_steps} ({KEY}.max_steps)")
-        return self.steps if parameters is None else parameters
+    def _steps(self, steps: int | None) -> int:
+        if steps is not None and steps > self._own.max_steps:
+            raise InvalidInputError(f"steps is {steps}; the most is {self._own.max_steps} ({KEY}.max_steps)")
+        return self.steps if steps is None else steps
 
     def _guidance(self, parameters: PictureParameters) -> float:
-        found = self.guidance if parameters.guidance is None else parameters.guidance
-        if self._own.guided != "both" and (found > 1) != (self._own.guided == "always"):
-            wanted = "above 1" if self._own.guided == "always" else "at most 1"
+        guidance = self.guidance if parameters.guidance is None else parameters.guidance
+        if self._own.guided != "both" and (guidance > 1) != (self._own.guided == "always"):
+            bounds = "above 1" if self._own.guided == "always" else "at most 1"
             raise InvalidInputError(
-                f"guidance is {found:g}; this model is compiled for guidance {wanted} ({KEY}.guided)"
+                f"guidance is {guidance:g}; this model is compiled for guidance {bounds} ({KEY}.guided)"
             )
         if parameters.negative_prompt:
-            if found <= 1:
-                raise InvalidInputError(f"negative_prompt needs guidance above 1; it is {found:g}")
+            if guidance <= 1:
+                raise InvalidInputError(f"negative_prompt needs guidance above 1; it is {guidance:g}")
             self._check_prompt("negative_prompt", text_of(parameters.negative_prompt, "negative_prompt"))
-        return found
+        return guidance
 
     def _pictures(self, parameters: PictureParameters) -> tuple[Image.Image | None, Image.Image | None]:
         if parameters.image is None:
@@ -164,23 +164,23 @@ class Limits:
             )
         return picture, mask
 
-    def _size(self, parameters: str | None, picture: Image.Image | None) -> Size:
+    def _size(self, text: str | None, picture: Image.Image | None) -> Size:
         known = listed([str(size) for size in self.sizes])
-        if parameters is None and picture is None:
+        if text is None and picture is None:
             return self.sizes[0]
-        if parameters is None:
+        if text is None:
             assert picture is not None
             own = Size(picture.width, picture.height)
             if own not in self.sizes:
                 raise InvalidInputError(f"image has {own} pixels; send {known}, or name the size to stretch it to")
             return own
         try:
-            found = Size.of(parameters)
+            size = Size.of(text)
         except ValueError as error:
             raise InvalidInputError(f"{error}; this model makes {known}") from error
-        if found not in self.sizes:
-            raise InvalidInputError(f"size is {found}; this model makes {known} ({KEY}.sizes)")
-        return found
+        if size not in self.sizes:
+            raise InvalidInputError(f"size is {size}; this model makes {known} ({KEY}.sizes)")
+        return size
 
     def _seeds(self, parameters: PictureParameters) -> tuple[int, ...]:
         # Smaller than the largest by default, so that JavaScript reads it right.

@@ -60,8 +60,8 @@ def read(item: Any, path: str) -> tuple[dict[str, Any], Form]:
         "language": audio.language or None, "prompt": audio.prompt or None, "temperature": audio.temperature,
         "task": task, "return_timestamps": name in _TIMED or None,
     }  # fmt: skip
-    given = {key: value for key, value in parameters.items() if value is not None}
-    return {"body": {"inputs": bytes(file), "parameters": given}}, Form(name, task, audio.temperature)
+    settings = {key: value for key, value in parameters.items() if value is not None}
+    return {"body": {"inputs": bytes(file), "parameters": settings}}, Form(name, task, audio.temperature)
 
 
 def _text(name: str, value: Any) -> str:

@@ -89,14 +89,14 @@ def flattened(parameters: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidInputError: One stands in two places, or the place for them is no object.
     """
-    found = {name: value for name, value in parameters.items() if name not in _NESTED}
+    outer = {name: value for name, value in parameters.items() if name not in _NESTED}
     for name in _NESTED:
         inner = parameters.get(name)
         if inner is None:
             continue
         if not isinstance(inner, Mapping):
             raise InvalidInputError(f"parameters.{name} must be an object, not {type(inner).__name__}")
-        if twice := sorted(found.keys() & inner.keys()):
+        if twice := sorted(outer.keys() & inner.keys()):
             raise InvalidInputError(f"{twice[0]!r} stands both in parameters and in parameters.{name}")
-        found |= inner
-    return found
+        outer |= inner
+    return outer

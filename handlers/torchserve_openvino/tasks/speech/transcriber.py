@@ -13,16 +13,16 @@ from torch import nn
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
 from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.speech.proof import made_up, prove
-from torchserve_openvino.generation.speech.recordings import Sound, Transcript, Wanted
+from torchserve_openvino.generation.speech.recordings import Sound, Transcript, TranscriptionSettings
 from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
 from torchserve_openvino.generation.text.proof import Proof
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import AnswerList, identified
 from torchserve_openvino.serving.shapes.plan import batch_sizes
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
@@ -44,7 +44,7 @@ class Order:
     """A recording, and how it is transcribed."""
 
     sound: Sound
-    wanted: Wanted
+    settings: TranscriptionSettings
 
 
 class Transcriber(RecordingHandler):
@@ -112,19 +112,18 @@ class Transcriber(RecordingHandler):
                     "Remove it."
                 )
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Compiles and verifies encoder and decoder, and compares what they write with eager PyTorch."""
-        if not self._openvino.config.pt2.enabled:
-            self.batches = (batch_size,)
-            return super()._prepare(threads, batch_size)
+        threads = context.threads
+        if not context.config.pt2.enabled:
+            self.batches = (context.batch_size,)
+            return super()._prepare(context)
         # Imported here: it imports transformers.
         from torchserve_openvino.generation.speech.stand_in import stand_in
 
-        self.batches = tuple(sorted(batch_sizes(self._openvino.config.openvino, batch_size, threads.streams)))
+        self.batches = tuple(sorted(batch_sizes(context.config.openvino, context.batch_size, threads.streams)))
         pieces = WhisperDecoder(self.model, self.batches)
-        models = compile_parts(
-            pieces.parts(), self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
-        )
+        models = compile_parts(pieces.parts(), context)
         models.loops = True
         self._openvino.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)
@@ -167,9 +166,9 @@ class Transcriber(RecordingHandler):
 
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, with how the written tokens compare with eager PyTorch's, and what requests may ask."""
-        found = super().describe_handle()
+        report = super().describe_handle()
         if self.listener is None:
-            return found
+            return report
         limits = {
             "max_seconds": self.allowed.seconds, "window_seconds": self.listener.window,
             "timestamps": self.listener.timed, "tasks": list(self.listener.tasks),
@@ -178,8 +177,8 @@ class Transcriber(RecordingHandler):
         proof = self._proof.to_dict() if self._proof is not None else {"tokens_compared": 0, "passed": None}
         engine = "compile" if self._openvino.config.pt2.enabled else "eager"
         return {
-            **found,
-            "task": {**found["task"], "limits": limits},
+            **report,
+            "task": {**report["task"], "limits": limits},
             "generate": {"engine": engine, **proof},
         }
 
@@ -187,12 +186,12 @@ class Transcriber(RecordingHandler):
 
     def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
         """Reads what one request asks."""
-        found = super().ask(value, max_bytes, max_inputs)
-        return RequestBody(found.inputs, flattened(found.parameters), found.many)
+        request = super().ask(value, max_bytes, max_inputs)
+        return RequestBody(request.inputs, flattened(request.parameters), request.many)
 
     def decode(self, item: Part) -> Order:
         """Decodes one recording, and extracts its spectrogram."""
-        wanted = self._wanted(item.parameters)
+        settings = self._settings(item.parameters)
         samples = samples_of(item.input, self.listener.rate, self.allowed)
         least = int(_SHORTEST_SECONDS * self.listener.rate)
         if len(samples) < least:
@@ -200,12 +199,12 @@ class Transcriber(RecordingHandler):
                 f"the recording has {len(samples)} samples at {self.listener.rate} Hz; this model needs {least}"
             )
         sound = self.listener.sound(samples)
-        self.listener.check(wanted, sound)
-        return Order(sound, wanted)
+        self.listener.check(settings, sound)
+        return Order(sound, settings)
 
-    def _wanted(self, parameters: SpeechParameters) -> Wanted:
+    def _settings(self, parameters: SpeechParameters) -> TranscriptionSettings:
         listener = self.listener
-        return Wanted(
+        return TranscriptionSettings(
             language=listener.language(parameters.language) if parameters.language is not None else None,
             task=listener.task(parameters.task) if parameters.task is not None else None,
             timestamps=bool(parameters.return_timestamps) or listener.timed_always,
@@ -218,15 +217,16 @@ class Transcriber(RecordingHandler):
     def predict(self, values: list[Order]) -> list[Any]:
         """Transcribes recordings that may be transcribed together, group by group."""
         answers: list[Any] = [None] * len(values)
-        for group in self.listener.groups([(each.sound, each.wanted) for each in values], self.batches[-1]):
-            transcripts = self.listener.transcribe([values[place].sound for place in group], values[group[0]].wanted)
-            for place, answer in zip(group, transcripts, strict=True):
-                answers[place] = answer
+        for group in self.listener.groups([(each.sound, each.settings) for each in values], self.batches[-1]):
+            sounds = [values[position].sound for position in group]
+            transcripts = self.listener.transcribe(sounds, values[group[0]].settings)
+            for position, answer in zip(group, transcripts, strict=True):
+                answers[position] = answer
         return answers
 
     def run_eager(self, value: Order) -> Any:
         """Transcribes one recording in eager PyTorch."""
-        return self._eager.transcribe([value.sound], value.wanted)
+        return self._eager.transcribe([value.sound], value.settings)
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Answers a batch: requests in OpenAI's form are transcribed together with others."""
@@ -235,34 +235,34 @@ class Transcriber(RecordingHandler):
         answers: list[Any] = [None] * len(items)
         forms: dict[int, endpoints.Form | None] = {}
         parameters: dict[int, Any] = {}
-        for place, item in enumerate(items):
-            path = path_of(context, place)
+        for index, item in enumerate(items):
+            path = path_of(context, index)
             if not path:
-                parameters[place] = item
+                parameters[index] = item
                 continue
             try:
-                parameters[place], forms[place] = endpoints.read(item, path)
+                parameters[index], forms[index] = endpoints.read(item, path)
             except ItemError as error:
-                answers[place], forms[place] = error, None
-        found = super()._answered(list(parameters.values()), context, list(parameters)) if parameters else []
-        for place, answer in zip(parameters, found, strict=True):
-            answers[place] = answer
+                answers[index], forms[index] = error, None
+        transcripts = super()._answered(list(parameters.values()), context, list(parameters)) if parameters else []
+        for index, answer in zip(parameters, transcripts, strict=True):
+            answers[index] = answer
         return [
-            self._sent(answer, context, place, forms[place]) if place in forms else _plain(answer)
-            for place, answer in enumerate(answers)
+            self._sent(answer, context, index, forms[index]) if index in forms else _plain(answer)
+            for index, answer in enumerate(answers)
         ]
 
-    def _sent(self, answer: Any, context: Any, place: int, form: endpoints.Form | None) -> Any:
+    def _sent(self, answer: Any, context: Any, index: int, form: endpoints.Form | None) -> Any:
         """Returns the body of an answer in OpenAI's form; sets its status and content type."""
         if isinstance(answer, ItemError):
             self._openvino.counters.add(f"refused_{answer.status}")
-            context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, place)
-            context.set_response_content_type(place, "application/json")
-            return identified(openai_error(answer), answer, context, place)
+            context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, index)
+            context.set_response_content_type(index, "application/json")
+            return identified(openai_error(answer), answer, context, index)
         assert form is not None
-        made, kind = endpoints.body(answer, form)
-        context.set_response_content_type(place, kind)
-        return made
+        content, kind = endpoints.body(answer, form)
+        context.set_response_content_type(index, kind)
+        return content
 
 
 def _plain(answer: Any) -> Any:

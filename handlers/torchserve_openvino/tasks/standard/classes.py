@@ -33,8 +33,8 @@ class TeiPredict(TeiForm):
 
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the labels with their scores, best first."""
-        found = [[{"label": label, "score": score} for label, score in each.answer.items()] for each in answers]
-        return found if self.many else found[0]
+        predictions = [[{"label": label, "score": score} for label, score in each.answer.items()] for each in answers]
+        return predictions if self.many else predictions[0]
 
 
 def _text(entry: Any, field: str) -> Any:

@@ -59,9 +59,9 @@ class Head(nn.Module):
         types = {"token_type_ids": token_type_ids} if self._takes_types else {}
         return self.outputs(self.model(input_ids=input_ids, attention_mask=attention_mask, **types), attention_mask)
 
-    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+    def outputs(self, output: Any, mask: torch.Tensor) -> Outputs:
         """Returns the tensors that a task reads."""
-        return (found.logits,)
+        return (output.logits,)
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class TextHandler(HubHandler):
     def _limit(self, model: Any, folder: Path) -> int:
         stated = [self.longest(folder), self.tokenizer.model_max_length, _positions(model.config)]
         own = min((int(each) for each in stated if each and each < _NO_LIMIT), default=_USUAL_LIMIT)
-        asked = self._openvino.config.openvino.text.max_tokens
-        if asked is not None and asked > own:
+        configured = self._openvino.config.openvino.text.max_tokens
+        if configured is not None and configured > own:
             raise ModelLoadError(
-                f"handler.openvino.text.max_tokens is {asked}; {type(model).__name__} takes {own} tokens at most."
+                f"handler.openvino.text.max_tokens is {configured}; {type(model).__name__} takes {own} tokens at most."
             )
-        return asked or min(own, _USUAL_LIMIT)
+        return configured or min(own, _USUAL_LIMIT)
 
     def _with_lengths(self, config: ServingConfig) -> ServingConfig:
         section = config.openvino
@@ -130,8 +130,8 @@ class TextHandler(HubHandler):
                 "handler.openvino.warmup.inputs and batching.dims are for models without a tokenizer of ours; this "
                 "handler knows its inputs: set handler.openvino.text.lengths instead."
             )
-        given = section.text.lengths
-        lengths = list(given) if given != "auto" else _lengths(self.limit)
+        configured = section.text.lengths
+        lengths = list(configured) if configured != "auto" else _lengths(self.limit)
         if lengths[-1] > self.limit:
             raise ModelLoadError(
                 f"handler.openvino.text.lengths has {lengths[-1]}; the longest text has {self.limit} tokens "
@@ -169,15 +169,15 @@ class TextHandler(HubHandler):
 
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
-        made = self.encoded([self.decode(part) for part in self.parts_of(body)])
-        rows = [row for each in made for row in self._rows_or_raise(each)]
+        tokenized = self.encoded([self.decode(part) for part in self.parts_of(body)])
+        rows = [row for each in tokenized for row in self._rows_or_raise(each)]
         return (), tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
 
     @staticmethod
-    def _rows_or_raise(made: Rows | ItemError) -> Sequence[Row]:
-        if isinstance(made, ItemError):
-            raise made
-        return made.rows
+    def _rows_or_raise(tokenized: Rows | ItemError) -> Sequence[Row]:
+        if isinstance(tokenized, ItemError):
+            raise tokenized
+        return tokenized.rows
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -206,10 +206,10 @@ class TextHandler(HubHandler):
     def together(self, values: list[Part], context: Any) -> list[Rows | ItemError]:
         """Tokenises all inputs of a batch at once."""
         start = time.perf_counter()
-        made = self.encoded(values) if values else []
+        tokenized = self.encoded(values) if values else []
         milliseconds = (time.perf_counter() - start) * 1e3
         context.metrics.add_time("TokenizerTime", round(milliseconds, 3), None, "ms", dimensions=[])
-        return made
+        return tokenized
 
     def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
         """Returns the texts that an input asks the model about, their second halves if any, and facts for `answer`."""
@@ -232,29 +232,29 @@ class TextHandler(HubHandler):
         return bool(self._openvino.config.openvino.text.too_long == "truncate")
 
     def _encoded(self, parts: Sequence[Part], truncates: bool) -> list[Rows | ItemError]:
-        asked = [self.texts(part) for part in parts]
-        texts = [text for mine, _, _ in asked for text in mine]
-        paired = any(pairs is not None for _, pairs, _ in asked)
-        pairs = [text for _, mine, _ in asked for text in mine or ()] if paired else None
-        found = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
-        made: list[Rows | ItemError] = []
-        for part, (mine, _, facts) in zip(parts, asked, strict=True):
-            rows = [next(found) for _ in mine]
+        inputs = [self.texts(part) for part in parts]
+        texts = [text for mine, _, _ in inputs for text in mine]
+        paired = any(pairs is not None for _, pairs, _ in inputs)
+        pairs = [text for _, mine, _ in inputs for text in mine or ()] if paired else None
+        encodings = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
+        tokenized: list[Rows | ItemError] = []
+        for part, (mine, _, facts) in zip(parts, inputs, strict=True):
+            rows = [next(encodings) for _ in mine]
             refused = [(number, row) for number, row in enumerate(rows) if isinstance(row, InvalidInputError)]
             good = [row for row in rows if isinstance(row, Row)]
-            made.append(self.refused_row(part, *refused[0]) if refused else Rows(part, good, facts))
-        return made
+            tokenized.append(self.refused_row(part, *refused[0]) if refused else Rows(part, good, facts))
+        return tokenized
 
     def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
         """Returns the refusal of an input of which one text is too long; a task with several texts names it."""
         return error
 
     @abstractmethod
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
         """Returns the answer to one input.
 
         Args:
-            asked: The input.
+            tokenized: The input.
             outputs: For each of its rows, the head's outputs for that row, still padded.
 
         Raises:
@@ -269,7 +269,7 @@ class TextHandler(HubHandler):
         for value in values:
             mine = [next(outputs) for _ in value.rows]
             try:
-                self.check_finite([tensor for found in mine for tensor in found])
+                self.check_finite([tensor for tensors_of_row in mine for tensor in tensors_of_row])
                 answer = self.answer(value, mine)
                 answers.append(answer if value.part.form is None else Counted(answer, sum(map(len, value.rows))))
             except ItemError as error:
@@ -277,7 +277,7 @@ class TextHandler(HubHandler):
         return answers
 
     def _run(self, rows: Sequence[Row]) -> list[Outputs]:
-        found: list[Outputs] = [()] * len(rows)
+        outputs_of_rows: list[Outputs] = [()] * len(rows)
         joins = self._openvino.served is None or self._openvino.served.joins
         lengths = self._openvino.config.openvino.batching.dims[LENGTH]
         sizes = self._openvino.served.sizes if self._openvino.served is not None else ()
@@ -286,9 +286,9 @@ class TextHandler(HubHandler):
             for group in groups:
                 batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)
                 outputs = self.model(**batch)
-                for place, position in enumerate(group):
-                    found[position] = tuple(output[place] for output in outputs)
-        return found
+                for index, position in enumerate(group):
+                    outputs_of_rows[position] = tuple(output[index] for output in outputs)
+        return outputs_of_rows
 
     def run_eager(self, value: Rows) -> Any:
         """Runs the eager model on one input's rows."""
@@ -299,12 +299,12 @@ class TextHandler(HubHandler):
 
 def _positions(config: Any) -> int | None:
     """Returns the longest sequence for which the model has positions."""
-    found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int) or found <= 0:
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
         return None
     # RoBERTa and its like count positions from the padding id on.
     offset = config.pad_token_id + 1 if config.model_type in _OFFSET_MODELS and config.pad_token_id is not None else 0
-    return found - offset
+    return positions - offset
 
 
 _OFFSET_MODELS = frozenset({"roberta", "xlm-roberta", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"})

@@ -39,12 +39,12 @@ class TextClassifier(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return measure_of(self._openvino.eager_model.model.config)
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         ((logits,),) = outputs
         scores = class_scores(self._openvino.eager_model.model.config, logits)
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        return {self.label(number): scores[number] for number in order[: asked.part.parameters.top_k]}
+        return {self.label(number): scores[number] for number in order[: tokenized.part.parameters.top_k]}
 
     def explanation(self, value: Rows) -> dict[str, Any]:
         """Returns ``{label, words, importances, delta}``, computed in eager PyTorch.
@@ -59,34 +59,34 @@ class TextClassifier(TextHandler):
     def _attributed(self, value: Rows) -> dict[str, Any]:
         (row,), parameters = value.rows, value.part.parameters
         model, encoding = self._openvino.eager_model.model, row.encoding
-        given = tensors([row], self.names, self._pad)
+        inputs = tensors([row], self.names, self._pad)
         target = self._target(parameters.target)
         if target is None:
             with torch.no_grad():
-                target = int(model(**given).logits[0].argmax())
+                target = int(model(**inputs).logits[0].argmax())
         # Special tokens stay: a text of padding alone has them, too.
         special = torch.tensor([encoding.special_tokens_mask]).bool()
-        blank = torch.where(special, given["input_ids"], self._pad)
-        found = integrated_gradients(model, given, blank, target, parameters.steps)
-        self.check_finite([found.importances])
+        blank = torch.where(special, inputs["input_ids"], self._pad)
+        attribution = integrated_gradients(model, inputs, blank, target, parameters.steps)
+        self.check_finite([attribution.importances])
         return {
             "label": self.label(target),
             "words": list(encoding.tokens),
-            "importances": found.importances.tolist(),
-            "delta": found.delta,
+            "importances": attribution.importances.tolist(),
+            "delta": attribution.delta,
         }
 
-    def _target(self, wanted: str | int | None) -> int | None:
+    def _target(self, label: str | int | None) -> int | None:
         """Returns the number of the label that a request asks about.
 
         Raises:
             InvalidInputError: There is no such label.
         """
         labels = [self.label(number) for number in range(self._openvino.eager_model.model.config.num_labels)]
-        if wanted is None:
+        if label is None:
             return None
-        if isinstance(wanted, int) and 0 <= wanted < len(labels):
-            return wanted
-        if wanted not in labels:
-            raise InvalidInputError(f"parameters.target: this model has no label {wanted!r}; it has {listed(labels)}")
-        return labels.index(str(wanted))
+        if isinstance(label, int) and 0 <= label < len(labels):
+            return label
+        if label not in labels:
+            raise InvalidInputError(f"parameters.target: this model has no label {label!r}; it has {listed(labels)}")
+        return labels.index(str(label))

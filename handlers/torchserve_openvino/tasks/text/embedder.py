@@ -40,10 +40,10 @@ class PooledHead(Head):
         super().__init__(model, takes_types)
         self._pooling = pooling
 
-    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+    def outputs(self, output: Any, mask: torch.Tensor) -> Outputs:
         """Returns the vectors, float32 ``[batch, width]``."""
         pooled = (
-            self._weights(found.logits, mask) if self._pooling.sparse else self._mean(found.last_hidden_state, mask)
+            self._weights(output.logits, mask) if self._pooling.sparse else self._mean(output.last_hidden_state, mask)
         )
         return (torch.nn.functional.normalize(pooled, p=2.0, dim=1) if self._pooling.normalizes else pooled,)
 
@@ -107,10 +107,10 @@ class SentenceEmbedder(TextHandler):
             return super().read(part)
         if not part.input:
             raise InvalidInputError("an empty list of token ids")
-        for place, token in enumerate(part.input):
+        for position, token in enumerate(part.input):
             if type(token) is not int or not 0 <= token < self.vocabulary:
                 raise InvalidInputError(
-                    f"token {place} is {token!r:.40}; token ids are numbers from 0 to {self.vocabulary - 1}"
+                    f"token {position} is {token!r:.40}; token ids are numbers from 0 to {self.vocabulary - 1}"
                 )
         return part.input
 
@@ -126,10 +126,12 @@ class SentenceEmbedder(TextHandler):
         ids = part.input[: self.limit] if truncates else part.input
         return Rows(part, [Row.of_tokens(ids)]) if len(ids) <= self.limit else too_long(len(ids), self.limit)
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
         """Returns the numbers of the vector; of a sparse one, those that are not 0 with their places."""
         ((vector,),) = outputs
         # A standard form shortens vectors before they are written.
         return (
-            word_weights(vector.float()) if self.pooling.sparse and asked.part.form is None else Arrays(vector.float())
+            word_weights(vector.float())
+            if self.pooling.sparse and tokenized.part.form is None
+            else Arrays(vector.float())
         )

@@ -56,13 +56,13 @@ class Attributions:
 
 
 def integrated_gradients(
-    model: Any, given: Mapping[str, torch.Tensor], blank: torch.Tensor, target: int, steps: int
+    model: Any, inputs: Mapping[str, torch.Tensor], blank: torch.Tensor, target: int, steps: int
 ) -> Attributions:
     """Returns the contributions of tokens to a score.
 
     Args:
         model: A Hugging Face classifier.
-        given: Its inputs for one text, int64 ``[1, tokens]`` each.
+        inputs: Its inputs for one text, int64 ``[1, tokens]`` each.
         blank: The token ids of a text that says nothing, of the same length.
         target: The number of the label.
         steps: Points of the path between the two texts.
@@ -70,17 +70,17 @@ def integrated_gradients(
     Raises:
         NotExplainedError: The model does not take embeddings, or answers differently to them.
     """
-    others = {name: value for name, value in given.items() if name != "input_ids"}
+    others = {name: value for name, value in inputs.items() if name != "input_ids"}
 
     def scores(embeddings: torch.Tensor) -> torch.Tensor:
         rows = {name: value.expand(len(embeddings), -1) for name, value in others.items()}
         return model(inputs_embeds=embeddings, **rows).logits[:, target]
 
     with torch.no_grad():
-        expected = model(**given).logits[0, target]
+        expected = model(**inputs).logits[0, target]
         try:
             embed = model.get_input_embeddings()
-            start, end = embed(blank), embed(given["input_ids"])
+            start, end = embed(blank), embed(inputs["input_ids"])
             from_start, from_end = scores(torch.cat([start, end])).unbind()
         except (NotImplementedError, TypeError, ValueError) as error:
             raise NotExplainedError(f"{type(model).__name__} does not take embeddings: {error}") from error
@@ -88,8 +88,8 @@ def integrated_gradients(
         raise NotExplainedError(f"{type(model).__name__} scores embeddings differently from the text they are of")
     points, weights = (torch.tensor(each, dtype=end.dtype) / 2 for each in np.polynomial.legendre.leggauss(steps))
     total = torch.zeros_like(end)
-    for place, weight in zip(points.split(_TOGETHER), weights.split(_TOGETHER), strict=True):
-        path = (start + (place + 0.5).view(-1, 1, 1) * (end - start)).requires_grad_()
+    for block, weight in zip(points.split(_TOGETHER), weights.split(_TOGETHER), strict=True):
+        path = (start + (block + 0.5).view(-1, 1, 1) * (end - start)).requires_grad_()
         with torch.enable_grad():
             (gradients,) = torch.autograd.grad(scores(path).sum(), path)
         total += (gradients * weight.view(-1, 1, 1)).sum(0)

@@ -58,33 +58,34 @@ class FillMask(TextHandler):
             raise InvalidInputError(f"the text has no {mask}, the token that this model fills")
         return text
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[Any]:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[Any]:
         """Returns ``[{score, token, token_str, sequence}]``; for several masks, a list of these for each."""
-        (row,), ((logits,),) = asked.rows, outputs
+        (row,), ((logits,),) = tokenized.rows, outputs
         ids, mask = list(row.encoding.ids), self.tokenizer.mask_token_id
-        places = [place for place, token in enumerate(ids) if token == mask]
-        if not places:
+        positions = [position for position, token in enumerate(ids) if token == mask]
+        if not positions:
             raise InvalidInputError("the mask lies behind the text's last token that this model takes")
-        if (words := len(places) * asked.part.parameters.top_k) > _MOST:
+        parameters = tokenized.part.parameters
+        if (words := len(positions) * parameters.top_k) > _MOST:
             raise InvalidInputError(
-                f"{len(places)} masks with top_k {asked.part.parameters.top_k} are {words} words; the most is {_MOST}"
+                f"{len(positions)} masks with top_k {parameters.top_k} are {words} words; the most is {_MOST}"
             )
-        targets = self._targets(asked.part.parameters.targets)
+        targets = self._targets(parameters.targets)
         filled = []
-        for place in places:
-            scores = torch.softmax(logits[place].float(), dim=-1)
+        for position in positions:
+            scores = torch.softmax(logits[position].float(), dim=-1)
             scores = scores[targets] if targets is not None else scores
-            best = torch.topk(scores, min(asked.part.parameters.top_k, len(scores)))
+            best = torch.topk(scores, min(parameters.top_k, len(scores)))
             tokens = best.indices.tolist()
             tokens = [targets[token] for token in tokens] if targets is not None else tokens
             filled.append([
-                self._word(ids, place, token, score, single=len(places) == 1)
+                self._word(ids, position, token, score, single=len(positions) == 1)
                 for token, score in zip(tokens, best.values.tolist(), strict=True)
             ])  # fmt: skip
         return filled[0] if len(filled) == 1 else filled
 
-    def _word(self, ids: list[int], place: int, token: int, score: float, *, single: bool) -> dict[str, Any]:
-        changed = [*ids[:place], token, *ids[place + 1 :]]
+    def _word(self, ids: list[int], position: int, token: int, score: float, *, single: bool) -> dict[str, Any]:
+        changed = [*ids[:position], token, *ids[position + 1 :]]
         # With several masks, the others stay in the sequence.
         sequence = self.tokenizer.decode(changed, skip_special_tokens=single)
         return {"score": score, "token": token, "token_str": self.tokenizer.decode([token]), "sequence": sequence}
@@ -98,12 +99,12 @@ class FillMask(TextHandler):
         if words is None:
             return None
         vocabulary = self.tokenizer.get_vocab()
-        found = []
+        tokens = []
         for word in words:
             ids = [vocabulary[word]] if word in vocabulary else self.tokenizer(word, add_special_tokens=False).input_ids
             if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
                 raise InvalidInputError(f"targets: {word!r} is not one token of this model")
-            found.append(ids[0])
-        if not found:
+            tokens.append(ids[0])
+        if not tokens:
             raise InvalidInputError("targets is an empty list")
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(tokens))

@@ -62,9 +62,9 @@ class Span(Answer):
 class SpanHead(Head):
     """A model that returns scores for the first and the last token of the answer."""
 
-    def outputs(self, found: Any, mask: torch.Tensor) -> Outputs:
+    def outputs(self, output: Any, mask: torch.Tensor) -> Outputs:
         """Returns both, ``[batch, sequence]`` each."""
-        return found.start_logits, found.end_logits
+        return output.start_logits, output.end_logits
 
 
 class QuestionAnswerer(TextHandler):
@@ -83,10 +83,10 @@ class QuestionAnswerer(TextHandler):
 
     def read(self, part: Part) -> Question:
         """Returns a question and its text."""
-        asked: Question = checked(lambda: Question.model_validate(part.input), "inputs")
-        text_of(asked.question, "question")
-        text_of(asked.context, "context")
-        return asked
+        question: Question = checked(lambda: Question.model_validate(part.input), "inputs")
+        text_of(question.question, "question")
+        text_of(question.context, "context")
+        return question
 
     def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
         """Returns the windows of each input."""
@@ -104,37 +104,37 @@ class QuestionAnswerer(TextHandler):
                 f"parameters.doc_stride is {overlap}, but a window holds only {room} tokens of the context beside the "
                 "question"
             )
-        found = self.tokenizer(
+        encodings = self.tokenizer(
             [part.input.question], [part.input.context], truncation="only_second", max_length=window, stride=overlap,
             return_overflowing_tokens=True, verbose=False,
         ).encodings  # fmt: skip
         try:
-            self.refuse_too_many(len(found), f"windows of {window} tokens in the context")
+            self.refuse_too_many(len(encodings), f"windows of {window} tokens in the context")
         except ItemError as error:
             return error
-        return Rows(part, [Row(each) for each in found])
+        return Rows(part, [Row(each) for each in encodings])
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
         """Returns ``{score, start, end, answer}``, or a list of them."""
-        parameters, context = asked.part.parameters, asked.part.input.context
+        parameters, context = tokenized.part.parameters, tokenized.part.input.context
         best: dict[tuple[int, int], float] = {}
         impossible = 1.0
-        for row, (starts, ends) in zip(asked.rows, outputs, strict=True):
+        for row, (starts, ends) in zip(tokenized.rows, outputs, strict=True):
             spans, none = _spans(row, starts, ends, parameters.max_answer_len, parameters.top_k)
             impossible = min(impossible, none)
             for first, last, score in spans:
-                place = _characters(row, first, last, parameters.align_to_words)
-                best[place] = max(score, best.get(place, 0.0))
-        found = [
+                span = _characters(row, first, last, parameters.align_to_words)
+                best[span] = max(score, best.get(span, 0.0))
+        answers = [
             {"score": score, "start": start, "end": end, "answer": context[start:end]}
             for (start, end), score in best.items()
         ]
         if parameters.handle_impossible_answer:
-            found.append({"score": impossible, "start": 0, "end": 0, "answer": ""})
-        found = sorted(found, key=lambda each: -float(each["score"]))[: parameters.top_k]
-        if not found:
+            answers.append({"score": impossible, "start": 0, "end": 0, "answer": ""})
+        answers = sorted(answers, key=lambda each: -float(each["score"]))[: parameters.top_k]
+        if not answers:
             return {"score": 0.0, "start": 0, "end": 0, "answer": ""}
-        return found[0] if parameters.top_k == 1 else found
+        return answers[0] if parameters.top_k == 1 else answers
 
 
 def _spans(
@@ -164,8 +164,8 @@ def _spans(
     scores = np.tril(np.triu(np.outer(first, last)), longest - 1)
     scores[~in_context] = 0.0
     order = np.argsort(-scores, axis=None)[:top_k]
-    places = [(int(i // len(last)), int(i % len(last))) for i in order]
-    return [(i, j, float(scores[i, j])) for i, j in places if scores[i, j] > 0.0], none
+    spans = [(int(i // len(last)), int(i % len(last))) for i in order]
+    return [(i, j, float(scores[i, j])) for i, j in spans if scores[i, j] > 0.0], none
 
 
 def _softmax(scores: Any, allowed: Any) -> Any:

@@ -72,8 +72,8 @@ class Reranker(TextHandler):
 
     def characters(self, part: Part) -> int:
         """Returns the characters of the query and of a text, for each text."""
-        asked = part.input if isinstance(part.input, Mapping) else {}
-        query, texts = asked.get("query"), asked.get("texts")
+        ranking = part.input if isinstance(part.input, Mapping) else {}
+        query, texts = ranking.get("query"), ranking.get("texts")
         if not isinstance(query, str) or not isinstance(texts, list):
             return 0
         return len(texts) * len(query) + sum(len(text) for text in texts if isinstance(text, str))
@@ -97,10 +97,10 @@ class Reranker(TextHandler):
         """Returns the refusal of a ranking of which one text is too long."""
         return InvalidInputError(f"{part.form.field if part.form is not None else 'texts'}[{number}]: {error}")
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{index, score}]``, best first."""
-        parameters, ranking = asked.part.parameters, asked.part.input
-        numbers = torch.stack([found[0].float().reshape(-1)[0] for found in outputs])
+        parameters, ranking = tokenized.part.parameters, tokenized.part.input
+        numbers = torch.stack([output[0].float().reshape(-1)[0] for output in outputs])
         if bool(numbers.isnan().any()):
             raise NonFiniteOutputError("the model's scores are not numbers for this input")
         scores = (numbers if parameters.raw_scores else torch.sigmoid(numbers)).tolist()

@@ -48,8 +48,8 @@ def tokenised(
         A row for each, or the refusal of a text that is too long.
     """
     how: dict[str, Any] = {"truncation": True, "max_length": limit} if truncates else {"truncation": False}
-    found = tokenizer(list(texts), list(pairs) if pairs is not None else None, verbose=False, **how).encodings
-    return [Row(each) if len(each.ids) <= limit else too_long(len(each.ids), limit) for each in found]
+    encodings = tokenizer(list(texts), list(pairs) if pairs is not None else None, verbose=False, **how).encodings
+    return [Row(each) if len(each.ids) <= limit else too_long(len(each.ids), limit) for each in encodings]
 
 
 def too_long(tokens: int, limit: int) -> InvalidInputError:
@@ -75,12 +75,12 @@ def tensors(rows: Sequence[Row], names: Sequence[str], pad: int, pad_type: int =
         "attention_mask": (lambda encoding: encoding.attention_mask, 0),
         "token_type_ids": (lambda encoding: encoding.type_ids, pad_type),
     }
-    made = {}
+    inputs = {}
     for name in names:
         read, fill = columns[name]
         values = [read(row.encoding) for row in rows]
-        made[name] = torch.tensor([value + [fill] * (width - len(value)) for value in values], dtype=torch.int64)
-    return made
+        inputs[name] = torch.tensor([value + [fill] * (width - len(value)) for value in values], dtype=torch.int64)
+    return inputs
 
 
 def by_length(rows: Sequence[Sized], lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -72,22 +72,22 @@ class TokenClassifier(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1()
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{entity_group, score, word, start, end}]``; with ``none`` tokens, ``entity`` and ``index``."""
         from transformers.pipelines.token_classification import AggregationStrategy
 
-        (row,), ((logits,),) = asked.rows, outputs
-        encoding, parameters = row.encoding, asked.part.parameters
-        made = {
+        (row,), ((logits,),) = tokenized.rows, outputs
+        encoding, parameters = row.encoding, tokenized.part.parameters
+        model_output = {
             "logits": logits[: len(row)].float().unsqueeze(0),
             "input_ids": torch.tensor([encoding.ids]),
             "offset_mapping": torch.tensor([encoding.offsets]),
             "special_tokens_mask": torch.tensor([encoding.special_tokens_mask]),
-            "sentence": asked.part.input,
+            "sentence": tokenized.part.input,
         }
         strategy = AggregationStrategy(parameters.aggregation_strategy)
-        found = self._pipeline.postprocess([made], strategy, list(parameters.ignore_labels))
-        return [{key: _plain(value) for key, value in entity.items()} for entity in found]
+        entities = self._pipeline.postprocess([model_output], strategy, list(parameters.ignore_labels))
+        return [{key: _plain(value) for key, value in entity.items()} for entity in entities]
 
 
 def _plain(value: Any) -> Any:

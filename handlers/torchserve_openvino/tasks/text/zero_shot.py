@@ -81,10 +81,10 @@ class ZeroShotClassifier(TextHandler):
             raise InvalidInputError(f"hypothesis_template {template!r} has no {{}}, where the label goes")
         return str(super().read(part))
 
-    def answer(self, asked: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``, best first."""
-        parameters = asked.part.parameters
-        logits = torch.stack([found[0].float() for found in outputs])
+        parameters = tokenized.part.parameters
+        logits = torch.stack([output[0].float() for output in outputs])
         if parameters.multi_label or len(parameters.candidate_labels) == 1:
             # As in transformers: against the contradiction, which is the last label or the first.
             against = -1 if self._entails == 0 else 0

@@ -48,9 +48,9 @@ class Head(nn.Module):
         mask = {"pixel_mask": pixel_mask} if self._takes_mask else {}
         return self.outputs(self.model(pixel_values=pixel_values, **mask))
 
-    def outputs(self, found: Any) -> Outputs:
+    def outputs(self, output: Any) -> Outputs:
         """Returns the tensors that a task reads."""
-        return (found.logits,)
+        return (output.logits,)
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,11 @@ class VisionHandler(HubHandler):
         return None
 
     @abstractmethod
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns the answer for one picture.
 
         Args:
-            asked: The picture.
+            picture: The picture.
             outputs: The head's outputs for it, without the batch dimension.
 
         Raises:
@@ -230,8 +230,8 @@ class VisionHandler(HubHandler):
         with torch.inference_mode():
             for group in groups:
                 outputs = self.model(**_batch(group))
-                for place, value in enumerate(group):
-                    answers.append(self._answered_one(value, [output[place] for output in outputs]))
+                for index, value in enumerate(group):
+                    answers.append(self._answered_one(value, [output[index] for output in outputs]))
         return answers
 
     def _answered_one(self, value: Picture, outputs: list[torch.Tensor]) -> Any:

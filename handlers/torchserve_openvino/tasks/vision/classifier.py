@@ -30,9 +30,9 @@ class HubImageClassifier(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return measure_of(self.model_config)
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         scores = class_scores(self.model_config, outputs[0])
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        top_k = asked.part.parameters.top_k or self._openvino.config.openvino.image.top_k
+        top_k = picture.part.parameters.top_k or self._openvino.config.openvino.image.top_k
         return {self.label(number): scores[number] for number in order[:top_k]}

@@ -42,9 +42,9 @@ class Depth(Answer):
 class DepthHead(Head):
     """A depth estimator that returns the depth only."""
 
-    def outputs(self, found: Any) -> Outputs:
+    def outputs(self, output: Any) -> Outputs:
         """Returns the depth ``[batch, height, width]``."""
-        return (found.predicted_depth,)
+        return (output.predicted_depth,)
 
 
 class DepthEstimator(VisionHandler):
@@ -59,27 +59,27 @@ class DepthEstimator(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return Relative()
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
         """Returns ``{predicted_depth, depth, min, max}`` in the picture's size; ``depth`` is a PNG of 8 bits.
 
         Raises:
             PayloadTooLargeError: Rows of numbers are asked for, and there are too many.
         """
-        height, width = asked.size
+        height, width = picture.size
         check_resized(width, height, self._openvino.config.openvino.image, "a depth map of the picture's size")
-        as_list = asked.part.parameters.format == "list"
+        as_list = picture.part.parameters.format == "list"
         if as_list and height * width > _MOST_NUMBERS:
             raise PayloadTooLargeError(
                 f"the depth of {width} x {height} pixels is too much for lists; set parameters.format to 'png'"
             )
-        (found,) = self.processor.post_process_depth_estimation(
-            SimpleNamespace(predicted_depth=outputs[0].float().unsqueeze(0)), [asked.size]
+        (estimate,) = self.processor.post_process_depth_estimation(
+            SimpleNamespace(predicted_depth=outputs[0].float().unsqueeze(0)), [picture.size]
         )
-        depth = found["predicted_depth"].reshape(height, width)
+        depth = estimate["predicted_depth"].reshape(height, width)
         least, most = depth.min(), depth.max()
         # A depth that is the same everywhere has no range to divide by.
         scaled = (depth - least) / (most - least) if bool(most > least) else torch.zeros_like(depth)
-        picture = {"depth": png((scaled * 255).to(torch.int32)), "min": float(least), "max": float(most)}
+        gray = {"depth": png((scaled * 255).to(torch.int32)), "min": float(least), "max": float(most)}
         if as_list:
-            return Arrays({"predicted_depth": depth, **picture})
-        return {"predicted_depth": png((scaled * 65535).round().to(torch.int32)), **picture}
+            return Arrays({"predicted_depth": depth, **gray})
+        return {"predicted_depth": png((scaled * 65535).round().to(torch.int32)), **gray}

@@ -32,9 +32,9 @@ class Detected(Answer):
 class DetectorHead(Head):
     """A detector that returns the logits and the box of each query."""
 
-    def outputs(self, found: Any) -> Outputs:
+    def outputs(self, output: Any) -> Outputs:
         """Returns logits ``[batch, queries, classes]`` and boxes ``[batch, queries, 4]``."""
-        return found.logits, found.pred_boxes
+        return output.logits, output.pred_boxes
 
 
 class ObjectDetector(VisionHandler):
@@ -45,13 +45,14 @@ class ObjectDetector(VisionHandler):
     answers = list[Detected]
     head = DetectorHead
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label: [x1, y1, x2, y2], "score": score}]``, in pixels of the picture as sent."""
         logits, boxes = (output.unsqueeze(0) for output in outputs)
-        (found,) = self.processor.post_process_object_detection(
+        (detections,) = self.processor.post_process_object_detection(
             SimpleNamespace(logits=logits, pred_boxes=boxes),
-            threshold=asked.part.parameters.threshold,
-            target_sizes=torch.tensor([asked.size]),
+            threshold=picture.part.parameters.threshold,
+            target_sizes=torch.tensor([picture.size]),
         )
-        together = zip(found["labels"].tolist(), found["boxes"].tolist(), found["scores"].tolist(), strict=True)
+        columns = [detections[name].tolist() for name in ("labels", "boxes", "scores")]
+        together = zip(*columns, strict=True)
         return [{self.label(number): box, "score": score} for number, box, score in together]

@@ -35,11 +35,11 @@ class EmbedderHead(Head):
         features = getattr(self.model, "get_image_features", None)
         return self.outputs((features or self.model)(pixel_values=pixel_values))
 
-    def outputs(self, found: Any) -> Outputs:
+    def outputs(self, output: Any) -> Outputs:
         """Returns the vectors."""
-        pooled = getattr(found, "pooler_output", None)
+        pooled = getattr(output, "pooler_output", None)
         # Convolutional models pool to [batch, width, 1, 1].
-        return (pooled.flatten(1) if pooled is not None else found.last_hidden_state[:, 0],)
+        return (pooled.flatten(1) if pooled is not None else output.last_hidden_state[:, 0],)
 
 
 class ImageEmbedder(VisionHandler):
@@ -61,9 +61,9 @@ class ImageEmbedder(VisionHandler):
             logger.info("%s has no trained pooler: vectors are the CLS token", folder.name)
         return model
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Arrays:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Arrays:
         """Returns the numbers of the vector."""
         vector = outputs[0].float()
-        if asked.part.parameters.normalize:
+        if picture.part.parameters.normalize:
             vector = torch.nn.functional.normalize(vector, dim=0)
         return Arrays(vector)

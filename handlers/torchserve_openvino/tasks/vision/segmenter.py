@@ -41,17 +41,17 @@ class ImageSegmenter(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1(axis=1)
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""
         (logits,) = outputs
-        if asked.part.parameters.format == "png":
-            height, width = asked.size
+        if picture.part.parameters.format == "png":
+            height, width = picture.size
             check_resized(width, height, self._openvino.config.openvino.image, "a label map of the picture's size")
-            classes = _classes(logits.float(), asked.size)
+            classes = _classes(logits.float(), picture.size)
             names = {str(number): self.label(number) for number in classes.unique().tolist()}
             return {"label_map": png(classes), "labels": names}
         # TorchServe's segmenter answers in the size of the model's input, too.
-        grown = _grown(logits.float().unsqueeze(0), asked.tensors["pixel_values"].shape[1:])
+        grown = _grown(logits.float().unsqueeze(0), picture.tensors["pixel_values"].shape[1:])
         best = torch.softmax(grown, dim=1).max(dim=1)
         return Arrays(torch.stack([best.indices.to(best.values.dtype), best.values], dim=3)[0])
 

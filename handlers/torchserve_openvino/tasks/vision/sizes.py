@@ -17,8 +17,8 @@ _TRIED = ((60, 40), (40, 60), (50, 50), (1200, 900))
 def processed(processor: Any, picture: Image.Image, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Returns the model's inputs for one RGB picture, without the batch dimension."""
     # Without the layout, transformers takes a picture of height 1 or 3 for one whose channels come first.
-    found = processor(images=picture, return_tensors="pt", input_data_format="channels_last", **settings)
-    return {name: value[0] for name, value in found.items() if isinstance(value, torch.Tensor)}
+    features = processor(images=picture, return_tensors="pt", input_data_format="channels_last", **settings)
+    return {name: value[0] for name, value in features.items() if isinstance(value, torch.Tensor)}
 
 
 def one_size(processor: Any, names: Sequence[str], declared: Sequence[WarmupInput]) -> tuple[dict[str, Any], Shapes]:
@@ -48,9 +48,9 @@ def one_size(processor: Any, names: Sequence[str], declared: Sequence[WarmupInpu
     elif shapes is None and largest is not None and "pixel_mask" in names:
         settings = {"do_pad": True, "pad_size": {"height": largest[0], "width": largest[1]}}
         shapes = _shapes(processor, names, settings)
-    made = None if shapes is None else shapes["pixel_values"][1:]
-    if declared_size is not None and made != declared_size:
-        says = "does not make them one size" if made is None else f"makes them {made[0]} x {made[1]}"
+    size = None if shapes is None else shapes["pixel_values"][1:]
+    if declared_size is not None and size != declared_size:
+        says = "does not make them one size" if size is None else f"makes them {size[0]} x {size[1]}"
         raise ModelLoadError(
             f"handler.openvino.warmup.inputs declares pictures of {declared_size[0]} x {declared_size[1]}; the model's "
             f"{type(processor).__name__} {says}."
@@ -94,16 +94,16 @@ def _shapes(processor: Any, names: Sequence[str], settings: Mapping[str, Any]) -
     Raises:
         ModelLoadError: The processor fails, or makes no picture.
     """
-    found: list[Shapes] = []
+    shapes: list[Shapes] = []
     for size in _TRIED:
         try:
-            made = processed(processor, Image.new("RGB", size), settings)
+            features = processed(processor, Image.new("RGB", size), settings)
         except (ValueError, TypeError, KeyError, ImportError) as error:
             raise ModelLoadError(f"{type(processor).__name__} cannot prepare a picture: {error}") from error
-        found.append({name: tuple(made[name].shape) for name in names if name in made})
-    if len(found[0].get("pixel_values", ())) != 3:
+        shapes.append({name: tuple(features[name].shape) for name in names if name in features})
+    if len(shapes[0].get("pixel_values", ())) != 3:
         raise ModelLoadError(f"{type(processor).__name__} makes no pixel_values [3, height, width].")
-    return found[0] if all(each == found[0] for each in found) else None
+    return shapes[0] if all(each == shapes[0] for each in shapes) else None
 
 
 def _declared_size(declared: Sequence[WarmupInput]) -> tuple[int, int] | None:

@@ -171,27 +171,27 @@ class ZeroShotImageClassifier(VisionHandler):
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._vectors]
         if not new:
             return
-        given = self.tokenizer(
+        tokens = self.tokenizer(
             new, padding="max_length", max_length=self._length, truncation=self._is_siglip, return_tensors="pt"
         )
         with torch.inference_mode():
-            vectors = self.texts(**{name: given[name] for name in self._names})
+            vectors = self.texts(**{name: tokens[name] for name in self._names})
         self._vectors.update(zip(new, vectors.unbind(), strict=True))
 
-    def answer(self, asked: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``, best first."""
-        if any(sentence not in self._vectors for sentence in asked.facts):
-            self._learn(asked.facts)
-        texts = torch.stack([self._vectors[sentence] for sentence in asked.facts])
+        if any(sentence not in self._vectors for sentence in picture.facts):
+            self._learn(picture.facts)
+        texts = torch.stack([self._vectors[sentence] for sentence in picture.facts])
         logits = texts @ outputs[0] * self._scale + self._bias
         if self._is_siglip:
             scores = torch.sigmoid(logits).tolist()
         else:
             scores = probabilities(logits)
-        pairs = zip(asked.part.parameters.candidate_labels, scores, strict=True)
+        pairs = zip(picture.part.parameters.candidate_labels, scores, strict=True)
         return [{"label": label, "score": score} for label, score in sorted(pairs, key=lambda pair: -pair[1])]
 
 
-def _of_length_one(found: Any) -> torch.Tensor:
-    vectors = found if isinstance(found, torch.Tensor) else found.pooler_output
+def _of_length_one(output: Any) -> torch.Tensor:
+    vectors = output if isinstance(output, torch.Tensor) else output.pooler_output
     return vectors / vectors.norm(p=2, dim=-1, keepdim=True)

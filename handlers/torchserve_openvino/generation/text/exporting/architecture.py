@@ -17,39 +17,39 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _BY_LENGTH = {"dynamic", "longrope"}
 
 
-def length_of(config: Any, wanted: int | None) -> int:
+def length_of(config: Any, max_length: int | None) -> int:
     """Returns the longest sequence to serve, in tokens.
 
     Args:
         config: The model's configuration (``transformers.PreTrainedConfig``).
-        wanted: `generate.max_length`.
+        max_length: `generate.max_length`.
 
     Raises:
         ModelLoadError: The model was not made for such lengths, or needs attention that is not supported.
     """
     _check_kind(config)
-    return length_within(config.model_type, dict(bounds(config)), wanted)
+    return length_within(config.model_type, dict(bounds(config)), max_length)
 
 
-def length_within(name: str, found: Mapping[str, int], wanted: int | None) -> int:
+def length_within(name: str, limits: Mapping[str, int], max_length: int | None) -> int:
     """Returns the longest sequence to serve, in tokens.
 
     Args:
         name: The model's type, for the message.
-        found: As `bounds` yields.
-        wanted: `generate.max_length`.
+        limits: As `bounds` yields.
+        max_length: `generate.max_length`.
 
     Raises:
         ModelLoadError: The model was not made for such lengths.
     """
-    if wanted is None:
-        return min([USUAL_LENGTH, *found.values()])
-    for reason, bound in found.items():
-        if wanted > bound:
+    if max_length is None:
+        return min([USUAL_LENGTH, *limits.values()])
+    for reason, bound in limits.items():
+        if max_length > bound:
             raise ModelLoadError(
-                f"generate.max_length is {wanted}, but {name} {reason}: set generate.max_length to {bound} or less."
+                f"generate.max_length is {max_length}, but {name} {reason}: set generate.max_length to {bound} or less."
             )
-    return wanted
+    return max_length
 
 
 def _check_kind(config: Any) -> None:
@@ -73,8 +73,8 @@ def bounds(config: Any, *, paged: bool = True) -> Iterator[tuple[str, int]]:
     """
     # T5 counts distances, which do not end.
     for key in _LENGTHS if not hasattr(config, "relative_attention_num_buckets") else ():
-        if isinstance(found := getattr(config, key, None), int):
-            yield f"was made for {found} tokens ({key})", found
+        if isinstance(length := getattr(config, key, None), int):
+            yield f"was made for {length} tokens ({key})", length
             break
     if paged and (window := _window(config)) is not None:
         yield f"sees only the last {window} tokens (sliding_window), which paged attention does not keep to", window
@@ -97,7 +97,7 @@ def _window(config: Any) -> int | None:
 
 def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the parameters of rotary embeddings; some models have several, by kind of layer."""
-    found = getattr(config, "rope_parameters", None)
-    if isinstance(found, Mapping):
-        nested = [each for each in found.values() if isinstance(each, Mapping)]
-        yield from nested or [found]
+    parameters = getattr(config, "rope_parameters", None)
+    if isinstance(parameters, Mapping):
+        nested = [each for each in parameters.values() if isinstance(each, Mapping)]
+        yield from nested or [parameters]

@@ -77,12 +77,12 @@ class Facts:
 
 def folder_digest(folder: Path) -> str:
     """Returns the digest of configuration and weights in a Hugging Face folder, by content."""
-    found = blake3(max_threads=blake3.AUTO)
+    digest = blake3(max_threads=blake3.AUTO)
     for path in sorted({path for pattern in _SOURCES for path in folder.glob(pattern)}):
-        found.update(f"{path.name}:{path.stat().st_size};".encode())
+        digest.update(f"{path.name}:{path.stat().st_size};".encode())
         if path.stat().st_size:
-            found.update_mmap(path)
-    return found.hexdigest()
+            digest.update_mmap(path)
+    return digest.hexdigest()
 
 
 def fields_of(model: str, section: GenerateSection, own: str = "", split: bool = False) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def save(store: Store | None, fields: Mapping[str, Any], folder: Path, facts: Fa
     """Stores what `write_model` left in a folder; None if there is no cache, or it cannot be written."""
     if store is None:
         return None
-    files = {name: folder / given for name, given in _FILES.items()}
+    files = {name: folder / file_name for name, file_name in _FILES.items()}
     return store.put(KIND, make_key(KIND, fields), fields=fields, body=facts.to_plain(), files=files)
 
 
@@ -144,11 +144,11 @@ def as_folder(entry: Entry) -> Iterator[Path]:
         DamagedEntryError: A file is missing or differs from what was stored.
     """
     with temporary_folder() as folder:
-        for name, wanted in _FILES.items():
+        for name, file_name in _FILES.items():
             source = entry.path(name)
             if not source.is_file():
                 raise DamagedEntryError(f"{name} of a stored language model was removed")
-            (folder / wanted).symlink_to(source.resolve())
+            (folder / file_name).symlink_to(source.resolve())
         yield folder
 
 

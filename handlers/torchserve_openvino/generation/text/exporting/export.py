@@ -62,14 +62,14 @@ class _WithPast(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
         cache = _cache_of(past)
-        found = self.model(
+        output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             use_cache=True,
             **{cache_argument(self.model): cache},
         )
-        return found.logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
+        return output.logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
 
 
 def cache_argument(model: nn.Module) -> str:
@@ -187,5 +187,5 @@ def _check_paging(model: ov.Model, layers: int, name: str) -> None:
 
 def _lines(error: BaseException) -> str:
     """Returns those first lines of a message that say something."""
-    found = [line.strip(" -") for line in str(error).splitlines() if line.strip() and not _FRAME.search(line)]
-    return " ".join(found[:3])[:500] or type(error).__name__
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip() and not _FRAME.search(line)]
+    return " ".join(lines[:3])[:500] or type(error).__name__

@@ -96,21 +96,21 @@ class GenAIEngine(DiesOnError):
             BusyError: Too many prompts wait.
             GenerationError: The engine is closed, or dead.
         """
-        made = checked(tuple(prompt), sampling, self._limits)
-        made.stream = PromptStream(sampling.n, lambda: self._cancel(made))
+        prompt_request = checked(tuple(prompt), sampling, self._limits)
+        prompt_request.stream = PromptStream(sampling.n, lambda: self._cancel(prompt_request))
         with self._lock:
             if self._closing or self._dead:
                 raise GenerationError(self._dead or "the engine is closed.")
-            if not self._waiting and self._has_room(made):
-                self._admit(made)
+            if not self._waiting and self._has_room(prompt_request):
+                self._admit(prompt_request)
             elif len(self._waiting) < self._limits.max_waiting:
-                self._waiting.append(made)
+                self._waiting.append(prompt_request)
             else:
                 raise BusyError(
                     f"{len(self._waiting)} prompts already wait for room in the cache (generate.max_waiting); try "
                     "again later."
                 )
-        return made.stream
+        return prompt_request.stream
 
     def _cancel(self, prompt: Prompt) -> None:
         with self._lock:

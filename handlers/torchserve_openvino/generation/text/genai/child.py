@@ -27,17 +27,17 @@ def main(descriptor: int) -> None:
         with contextlib.suppress(ImportError):
             import openvino_genai  # noqa: F401
         try:
-            asked = json.loads(connection.recv_bytes())
+            settings = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             # There is no model to load.
             return
         try:
-            pipeline = Pipeline(Path(asked["folder"]), PipelineSettings(**asked["settings"]))
+            pipeline = Pipeline(Path(settings["folder"]), PipelineSettings(**settings["settings"]))
         except TorchServeOpenVINOError as error:
             connection.send_bytes(json.dumps({"error": str(error)}).encode())
             return
         connection.send_bytes(json.dumps({"error": None}).encode())
-        serve(pipeline, frozenset(asked["eos"]), connection)
+        serve(pipeline, frozenset(settings["eos"]), connection)
 
 
 if __name__ == "__main__":

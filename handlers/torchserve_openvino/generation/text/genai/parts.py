@@ -139,8 +139,8 @@ class LongPrompts:
         part = self._part
         if part is None:
             return None
-        found = part.running.news()
-        if not found.tokens and found.end is None:
+        update = part.running.news()
+        if not update.tokens and update.end is None:
             return None
         self._part, self._done = None, part.end
         self._beginnings.end(_NOBODY)

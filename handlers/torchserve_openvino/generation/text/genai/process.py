@@ -108,9 +108,9 @@ class Child:
         Raises:
             ModelLoadError: openvino-genai is not installed, or refuses the model or a property, or the process ended.
         """
-        asked = {"folder": os.fspath(folder), "settings": asdict(settings), "eos": list(eos)}
+        request = {"folder": os.fspath(folder), "settings": asdict(settings), "eos": list(eos)}
         try:
-            self._connection.send_bytes(json.dumps(asked, default=str).encode())
+            self._connection.send_bytes(json.dumps(request, default=str).encode())
             error = json.loads(self._connection.recv_bytes())["error"]
         except (EOFError, OSError):
             raise ModelLoadError(f"OpenVINO GenAI cannot load the exported model: {self._link.ended()}.") from None
@@ -138,9 +138,9 @@ def begun() -> Iterator[Child]:
             # It imports what this process imports, from wherever that is.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
-    made = Child(Connection(ours.detach()), process)
+    generating = Child(Connection(ours.detach()), process)
     try:
-        yield made
+        yield generating
     finally:
-        if not made.loaded:
-            made.end()
+        if not generating.loaded:
+            generating.end()

@@ -16,11 +16,11 @@ _PER_PAGE = 32
 
 def hashes_of(prompt: Sequence[int]) -> list[int]:
     """Returns a hash of each beginning of a prompt, the shortest first."""
-    before, found = 0, []
+    before, hashes = 0, []
     for token in prompt:
         before = hash((before, token))
-        found.append(before)
-    return found
+        hashes.append(before)
+    return hashes
 
 
 class SharedPrefixes:

@@ -127,10 +127,10 @@ class Stepper:
                 self._known.append(SequenceUpdate(number, end=End.CANCELLED))
 
     def _forget_waiting(self, number: int) -> bool:
-        found = next((each for each in self._waiting if each.add.number == number), None)
-        if found is not None:
-            self._waiting.remove(found)
-        return found is not None
+        waiting = next((each for each in self._waiting if each.add.number == number), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+        return waiting is not None
 
     def _count_hits(self, add: Add) -> None:
         # The last token is always computed, since the next one depends on it.
@@ -190,19 +190,19 @@ class Stepper:
 
     def _read(self, live: _Live) -> SequenceUpdate | None:
         live.begun = True
-        found = live.running.news()
-        if found.tokens and not live.tokens:
+        update = live.running.news()
+        if update.tokens and not live.tokens:
             self._beginnings.end(live.add.number)
             self._pages.learn(live.add.prompt)
-        live.tokens += found.tokens
+        live.tokens += update.tokens
         # GenAI calls a sequence that is cancelled before its first step one without room.
-        if found.end in {None, End.NO_ROOM} and live.running.cancelled:
-            found = replace(found, end=End.CANCELLED)
-        if found.end is End.NO_ROOM or (found.end is None and live.cancelled and live.tokens):
+        if update.end in {None, End.NO_ROOM} and live.running.cancelled:
+            update = replace(update, end=End.CANCELLED)
+        if update.end is End.NO_ROOM or (update.end is None and live.cancelled and live.tokens):
             live.running.cancel()
-        if found.end is not None:
+        if update.end is not None:
             self._forget(live)
-        return found if found.tokens or found.end is not None else None
+        return update if update.tokens or update.end is not None else None
 
     def _forget(self, live: _Live) -> None:
         del self._live[live.add.number]
