@@ -94,6 +94,7 @@ KSERVE = [
 # A web server without Java, for one machine. uvicorn changes what it does in minor releases, so its range is the tested
 # one.
 SERVE = [
+    "anyio>=4,<5",
     # uvicorn takes it by itself: it parses requests in C.
     "httptools>=0.6,<1",
     "prometheus-client>=0.20,<1",

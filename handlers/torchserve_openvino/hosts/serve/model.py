@@ -477,7 +477,9 @@ class ServedArchive:
 
     def _take_metrics(self, metrics: Sequence[Any]) -> None:
         for kind, name, value, labels in metrics:
-            self._record(kind, name, value, {**labels, **self._labels})
+            # All values of a histogram, one of anything else.
+            for each in value if kind == "histogram" else (value,):
+                self._record(kind, name, each, {**labels, **self._labels})
 
     def _show(self) -> None:
         self._record("gauge", "openvino_waiting_requests", self.waiting, self._labels)

@@ -218,10 +218,18 @@ class WorkerProcess:
         if kind == "piece":
             if (call := self._calls.get(head["call"])) is not None:
                 call.seen = time.monotonic()
-                call.batch[head["index"]].add(Response(body, head["type"], head["status"]), head["last"])
+                call.batch[head["index"]].add(Response(body, head["type"], head["status"]), last=False)
         elif kind == "done":
             if (call := self._calls.get(head["call"])) is not None and not call.done.done():
+                start = 0
+                for answer in head["answers"]:
+                    end = start + answer["bytes"]
+                    piece = Response(body[start:end], answer["type"], answer["status"])
+                    call.batch[answer["index"]].add(piece, last=True)
+                    start = end
                 call.done.set_result(head["ended"])
+            if "metrics" in head:
+                self._on_metrics(head["metrics"])
         elif kind == "metrics":
             self._on_metrics(head["metrics"])
         elif kind == "report":

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+import anyio
 import prometheus_client
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -314,16 +315,13 @@ class Site:
         if length.isdecimal() and int(length) > self._most_bytes:
             raise PayloadTooLargeError(f"the request has {length} bytes; the most is {limit}")
         body = bytearray()
-
-        async def read() -> None:
-            async for chunk in request.stream():
-                body.extend(chunk)
-                if len(body) > self._most_bytes:
-                    raise PayloadTooLargeError(f"the request has more than {limit}")
-
         try:
-            await asyncio.wait_for(read(), _BODY_SECONDS)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(_BODY_SECONDS):
+                async for chunk in request.stream():
+                    body.extend(chunk)
+                    if len(body) > self._most_bytes:
+                        raise PayloadTooLargeError(f"the request has more than {limit}")
+        except TimeoutError:
             late = ItemError(f"the body did not arrive within {_BODY_SECONDS:g} s")
             late.status = HTTPStatus.REQUEST_TIMEOUT.value
             raise late from None

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,8 +30,8 @@ from torchserve_openvino.report.quiet import quiet_libraries
 
 logger = logging.getLogger(__name__)
 
-# Metrics are sent with the end of a call, and after this long without one.
-_METRICS_SECONDS = 1.0
+# Metrics are sent with the end of a call, but not more often than this, and after this long without one.
+_METRICS_SECONDS = 0.5
 _LOADING = "LOADING: "
 
 
@@ -47,6 +48,35 @@ class _Steps(logging.Handler):
             self._send({"kind": "step", "text": text.removeprefix(_LOADING)})
 
 
+class _Metrics:
+    """Metrics until they are sent: counters are added up, gauges keep the last value, histograms all of them."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[Any, ...], Any] = {}
+        self._lock = threading.Lock()
+        self._taken = 0.0
+
+    def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Takes one value, from any thread; see `serving.host.metrics.Record`."""
+        key = (kind, name, *labels.items())
+        with self._lock:
+            if kind == "gauge":
+                self._values[key] = value
+            elif kind == "counter":
+                self._values[key] = self._values.get(key, 0.0) + value
+            else:
+                self._values.setdefault(key, []).append(value)
+
+    def take(self, least_seconds: float = 0.0) -> list[tuple[str, str, Any, dict[str, str]]]:
+        """Returns what came since the last time; nothing if that is less than so many seconds ago."""
+        now = time.monotonic()
+        with self._lock:
+            if not self._values or now - self._taken < least_seconds:
+                return []
+            values, self._values, self._taken = self._values, {}, now
+        return [(kind, name, value, dict(labels)) for (kind, name, *labels), value in values.items()]
+
+
 class Worker:
     """Answers the messages of one connection.
 
@@ -61,8 +91,7 @@ class Worker:
         self._commands, self._connection = commands, connection
         self._folder, self._workers = folder, workers
         self._writing = threading.Lock()
-        self._metrics: list[tuple[str, str, float, dict[str, str]]] = []
-        self._recording = threading.Lock()
+        self._metrics = _Metrics()
         # A handler takes one call at a time, always in the same thread.
         self._thread = ThreadPoolExecutor(1, "answers")
         self._gone: dict[int, set[int]] = {}
@@ -79,15 +108,8 @@ class Worker:
                 # The reader sees the end, too, and ends this process.
                 logger.debug("the front process is gone")
 
-    def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Keeps a metric until the next message of metrics; see `serving.host.metrics.Record`."""
-        with self._recording:
-            self._metrics.append((kind, name, value, dict(labels)))
-
     def _send_metrics(self) -> None:
-        with self._recording:
-            metrics, self._metrics = self._metrics, []
-        if metrics:
+        if metrics := self._metrics.take():
             self.send({"kind": "metrics", "metrics": metrics})
 
     def load(self) -> bool:
@@ -96,7 +118,7 @@ class Worker:
         progress = logging.getLogger("torchserve_openvino.report.progress")
         progress.addHandler(steps)
         try:
-            self._host = Host(self._folder, self.record, workers=self._workers)
+            self._host = Host(self._folder, self._metrics.record, workers=self._workers)
         except (TorchServeOpenVINOError, JsonError, RuntimeError) as error:
             self.send({"kind": "refused", "reason": str(error)})
             return False
@@ -138,11 +160,12 @@ class Worker:
         number, host = frame.head["call"], self._host
         gone = self._gone[number] = set()
 
-        def send(index: int, piece: Response, last: bool = False) -> None:
-            head = {"kind": "piece", "call": number, "index": index, "type": piece.content_type, "last": last}
+        def send(index: int, piece: Response) -> None:
+            head = {"kind": "piece", "call": number, "index": index, "type": piece.content_type}
             self.send({**head, "status": int(piece.status)}, piece.body)
 
         requests: dict[int, Request] = {}
+        answers: list[tuple[int, Response]] = []
         start = 0
         for index, head in enumerate(frame.head["requests"]):
             body, start = frame.body[start : start + head["bytes"]], start + head["bytes"]
@@ -150,14 +173,14 @@ class Worker:
                 row = row_of(body, head["type"], head["parameters"])
                 requests[index] = Request(row, head["headers"], head["id"], head["envelope"], head["arrived"])
             except InvalidInputError as error:
-                send(index, Response.refused(error, head["id"]), last=True)
+                answers.append((index, Response.refused(error, head["id"])))
         indices = list(requests)
         if requests and host.awaits:
             (index,) = indices
             response = await host.answer_alone(
                 requests[index], lambda _, piece: send(index, piece), lambda _: index in gone
             )
-            send(index, response, last=True)
+            answers.append((index, response))
         elif requests:
 
             def answer() -> list[Response]:
@@ -168,11 +191,17 @@ class Worker:
                 )
 
             responses = await asyncio.get_running_loop().run_in_executor(self._thread, answer)
-            for index, response in zip(indices, responses, strict=True):
-                send(index, response, last=True)
+            answers += zip(indices, responses, strict=True)
         del self._gone[number]
-        self._send_metrics()
-        self.send({"kind": "done", "call": number, "ended": host.ended})
+        # One message: each costs the front process as much as reading a request.
+        heads = [
+            {"index": index, "type": answer.content_type, "status": int(answer.status), "bytes": len(answer.body)}
+            for index, answer in answers
+        ]
+        head = {"kind": "done", "call": number, "ended": host.ended, "answers": heads}
+        if metrics := self._metrics.take(_METRICS_SECONDS):
+            head["metrics"] = metrics
+        self.send(head, b"".join(answer.body for _, answer in answers))
 
 
 def main() -> None:
