@@ -4,8 +4,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from suite import durations, quick, shards
+
+# How long an example takes says something about the machine, which other tests share.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True, scope="session")
