@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend import CompiledModule, compile
+    from torchserve_openvino.hosts.torchserve.handler import OpenVINOHandler
     from torchserve_openvino.ops.mappings import forget_mappings, load_mappings, register_op
     from torchserve_openvino.report import CompileReport
-    from torchserve_openvino.serving.handler import OpenVINOHandler
 
 __all__ = [
     "CompileReport",
@@ -34,7 +34,7 @@ _HOMES = {
     "forget_mappings": "torchserve_openvino.ops.mappings",
     "load_mappings": "torchserve_openvino.ops.mappings",
     "register_op": "torchserve_openvino.ops.mappings",
-    "OpenVINOHandler": "torchserve_openvino.serving.handler",
+    "OpenVINOHandler": "torchserve_openvino.hosts.torchserve.handler",
 }
 
 

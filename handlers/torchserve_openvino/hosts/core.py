@@ -16,7 +16,7 @@ from torchserve_openvino.hosts.messages import Kind, Request, Response
 from torchserve_openvino.hosts.settings import DELAY_MS, TIMEOUT_SECONDS
 from torchserve_openvino.packaging.archive import extract, read_packed_config
 from torchserve_openvino.serving.base import missing_torchserve, worker_of
-from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.serving.handler import HandlerBase
 from torchserve_openvino.serving.host.context import Context, encoded
 from torchserve_openvino.serving.host.metrics import HostMetrics, Record
 from torchserve_openvino.serving.host.names import own_classes
@@ -181,7 +181,7 @@ def _handler_of(folder: Path, name: str) -> Any:
     except ImportError as error:
         needed = missing_torchserve(error)
         raise ModelLoadError(f"the archive's handler {name} cannot be imported: {error}.{needed}") from error
-    classes = [each for each in own_classes(module) if issubclass(each, OpenVINOHandler)]
+    classes = [each for each in own_classes(module) if issubclass(each, HandlerBase)]
     if len(classes) != 1:
         raise ModelLoadError(
             f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. A handler of "

@@ -1,4 +1,4 @@
-"""`OpenVINOHandler`: what makes a TorchServe handler run on OpenVINO."""
+"""`HandlerBase`: lets TorchServe's calls of a handler pass through its `Worker`."""
 
 import types
 from abc import ABC, ABCMeta
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
+from torchserve_openvino.serving.method_compiler import MethodCompiler
 from torchserve_openvino.serving.requests.envelopes import take_over
 from torchserve_openvino.serving.worker.worker import Worker
 
@@ -25,18 +26,14 @@ class _HandlerType(ABCMeta):
         return [each for each in order if each not in last] + last
 
 
-class OpenVINOHandler(BaseHandler, metaclass=_HandlerType):
-    """A base for handlers, and a mixin for those that exist::
-
-        class Mine(OpenVINOHandler, TheirHandler): ...
-
-    keeps their methods, and serves their model on OpenVINO. Its own state is one private attribute; every other name on
-    the object belongs to the user, but for those of BaseHandler. `describe_handle` has the report.
+class HandlerBase(BaseHandler, metaclass=_HandlerType):
+    """The base of all handlers of this package: of shipped tasks, and of `OpenVINOHandler`, which users derive from.
 
     Attributes:
         model: A stand-in that looks like the loaded model, but whose calls run compiled.
     """
 
+    _openvino_method_compilers: ClassVar[tuple[MethodCompiler, ...]] = ()
     _openvino_worker: ClassVar[type[Worker]] = Worker
     _openvino: Worker
     model: Any
@@ -100,12 +97,12 @@ def _attach(handler: Any, *, wraps: bool) -> None:
         wraps: Whether its class was made for ``handler.openvino.wrap``.
     """
     kind = type(handler)
-    worker = kind._openvino_worker(handler, OpenVINOHandler, None if wraps else partial(_become, handler))
+    worker = kind._openvino_worker(handler, HandlerBase, None if wraps else partial(_become, handler))
     attributes: dict[str, Any] = {
         "_openvino": worker, "initialize": worker.until_ready, **worker.own_code.watched_steps(),
     }  # fmt: skip
-    if kind.handle is not OpenVINOHandler.handle and not worker.is_task:
-        attributes["handle"] = types.MethodType(OpenVINOHandler.handle, handler)
+    if kind.handle is not HandlerBase.handle and not worker.is_task:
+        attributes["handle"] = types.MethodType(HandlerBase.handle, handler)
     for name, value in attributes.items():
         object.__setattr__(handler, name, value)
 
@@ -115,7 +112,9 @@ def _become(handler: Any, folder: Path, name: str) -> None:
 
     TorchServe has taken the `handle` of this object already, so that it has to stay the same object.
     """
-    handler.__class__ = wrapped_class(folder, name, OpenVINOHandler)
+    wrapped = wrapped_class(folder, name, HandlerBase)
+    wrapped._openvino_method_compilers = type(handler)._openvino_method_compilers
+    handler.__class__ = wrapped
     # A user's class finds nothing on its object but what it sets itself.
     vars(handler).clear()
     _attach(handler, wraps=True)

@@ -1,15 +1,19 @@
 """Compiles all models of one handler: ``self.model``, and the modules and methods that the handler calls directly."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
+from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.method_compiler import MethodCompiler, compiler_of
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
-from torchserve_openvino.serving.prepare import Preparation, Prepared
+from torchserve_openvino.serving.prepare import Preparation, Prepared, probe_shapes
 from torchserve_openvino.serving.served import describe
+from torchserve_openvino.serving.verification.measures import Measure
 
 logger = logging.getLogger(__name__)
 
@@ -58,51 +62,64 @@ class Models:
         return {**shapes, "parts": parts} if parts else shapes
 
 
-def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: bool, **settings: Any) -> Models:
+@dataclass(frozen=True)
+class RootModel:
+    """``self.model`` of a handler, and what is known of it before it is compiled.
+
+    Attributes:
+        eager: The model as loaded; None if it is not a module.
+        declared: Its inputs, one item each; empty where they are unknown.
+        learns: Whether the samples stand for all requests, so that other shapes are refused.
+        quantized: The same in int8, for ``precision: auto`` to choose; None if there is none.
+        measure: How the task judges a narrower precision; None if only numbers are compared.
+    """
+
+    eager: Any
+    declared: Sequence[WarmupInput] = ()
+    learns: bool = False
+    quantized: Any = None
+    measure: Measure | None = None
+
+
+def prepare_models(
+    root: RootModel, seen: Seen, context: WorkerContext, method_compilers: Sequence[MethodCompiler] = ()
+) -> Models:
     """Compiles and verifies the models, and redirects the handler's calls of parts to the compiled ones.
 
     Args:
-        eager: ``self.model`` as loaded; None if it is not a module.
+        root: ``self.model``.
         seen: Calls that the samples showed, modules that the YAML names, and those whose inputs a task declares.
-        declared: Inputs of ``self.model``, one item each.
-        learns: Whether the samples stand for all requests, so that other shapes are refused.
-        settings: Further arguments of `Preparation`.
+        context: What the worker knows.
+        method_compilers: Compile some methods in another way than as one graph.
 
     Raises:
         VerificationError: See `Preparation.run`.
     """
     calls = {path: unique(some) for path, some in seen.calls.items()}
     models = Models(None, CompileReport(Tracker()))
-    generates = [path for path, part in seen.parts.items() if isinstance(part, MethodGraph) and part.generates]
-    quantized, measure = settings.pop("quantized", None), settings.pop("measure", None)
-    if eager is not None:
-        root = Preparation(
-            eager, quantized=quantized, declared=declared, samples=calls.get(ROOT, []), learns=learns, measure=measure,
-            **settings,
-        )  # fmt: skip
+    compilers = {path: compiler_of(part, method_compilers) for path, part in seen.parts.items()}
+    if root.eager is not None:
         # Samples that only call other modules show nothing about `self.model`.
-        idle = (calls or generates) and ROOT not in calls and not declared
-        prepared = root.unasked() if idle else root.run()
-        models.root, models.report = prepared, prepared.report
-        if idle:
-            models.report.tracker.add_note(
-                "no sample calls self.model itself; it compiles at the first request that does"
-            )
+        idle = (calls or any(compilers.values())) and ROOT not in calls and not root.declared
+        models.root = _prepared_root(root, calls.get(ROOT, []), context, idle=bool(idle))
+        models.report = models.root.report
+    context = replace(context, tracker=models.report.tracker)
     for path, module in seen.parts.items():
-        if path in generates:
+        if (compiler := compilers[path]) is not None:
             assert isinstance(module, MethodGraph)
-            Redirected(module, _generate(models, module, path, calls.get(path, []), settings))
+            method = compiler.prepare(module, [call.inputs for call in calls.get(path, [])], path, context)
+            models.parts.update(method.graphs)
+            Redirected(module, method.call)
             continue
-        if module is eager:
+        if module is root.eager:
             assert models.root is not None
             Redirected(module, models.root.model)
             continue
-        samples: list[Call] = calls.get(path, [])
-        known = seen.declared.get(path, ())
-        tracker = models.report.tracker
-        part = Preparation(module, declared=known, samples=samples, part=path, tracker=tracker, **settings)
-        prepared = part.run() if samples or known else part.unasked()
-        if not samples and not known:
+        samples, declared = calls.get(path, []), seen.declared.get(path, ())
+        shapes = probe_shapes(module, context, declared=declared, samples=samples)
+        part = Preparation(module, context, shapes, part=path)
+        prepared = part.run() if samples or declared else part.unasked()
+        if not samples and not declared:
             models.report.tracker.add_note(f"no sample calls {path}; it compiles at the first request that does")
         logger.info("%s is compiled separately, for %d sample call(s)", path, len(samples))
         models.parts[path] = prepared
@@ -112,15 +129,12 @@ def prepare_models(eager: Any, seen: Seen, declared: Sequence[Any], *, learns: b
     return models
 
 
-def _generate(
-    models: Models, part: MethodGraph, path: str, calls: Sequence[Call], settings: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """Compiles the `generate` of a model of transformers, and returns what runs its calls."""
-    # Imported here: it imports transformers, which takes seconds.
-    from torchserve_openvino.generation.compiled.method import Worker, prepare_generate
-
-    names = ("config", "threads", "counters", "model_dir", "batch_size")
-    worker = Worker(**{name: settings[name] for name in names}, tracker=models.report.tracker)
-    made, call = prepare_generate(part.owner, part.function, [each.inputs for each in calls], path, worker)
-    models.parts.update(made)
-    return call
+def _prepared_root(root: RootModel, samples: Sequence[Call], context: WorkerContext, *, idle: bool) -> Prepared:
+    """Prepares ``self.model``; ``idle`` if no sample calls it, but other modules."""
+    shapes = probe_shapes(root.eager, context, declared=root.declared, samples=samples, learns=root.learns)
+    preparation = Preparation(root.eager, context, shapes, quantized=root.quantized, measure=root.measure)
+    if not idle:
+        return preparation.run()
+    prepared = preparation.unasked()
+    prepared.report.tracker.add_note("no sample calls self.model itself; it compiles at the first request that does")
+    return prepared

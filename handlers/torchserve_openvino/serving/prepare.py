@@ -4,7 +4,6 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,22 +12,19 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
-from torchserve_openvino.config import ResolvedOptions, ServingConfig
+from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Compilation, Prepared
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
-from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.observation.observe import Call
-from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
 from torchserve_openvino.serving.verification.measures import Measure
@@ -36,76 +32,55 @@ from torchserve_openvino.serving.verification.measures import Measure
 logger = logging.getLogger(__name__)
 
 
+def probe_shapes(
+    eager: Any, context: WorkerContext, *, declared: Sequence[WarmupInput], samples: Sequence[Call] = (),
+    learns: bool = False,
+) -> Shapes:  # fmt: skip
+    """Decides what to compile a model for; runs it in eager PyTorch.
+
+    Args:
+        eager: The model.
+        context: What the worker knows.
+        declared: The model's inputs, one item each; empty where they are unknown.
+        samples: Calls that the archive's sample requests make.
+        learns: Whether samples define the inputs where nothing is declared; else every call is taken as it comes.
+    """
+    begin_step("probing the model in eager PyTorch")
+    return shapes_of(
+        eager, context.config.openvino, batch_size=context.batch_size, streams=context.threads.streams,
+        declared=declared, samples=samples, learns=learns, modes_for=context.modes_for,
+    )  # fmt: skip
+
+
 class Preparation:
     """Compiles a model for serving.
 
     Args:
         eager: The model.
-        quantized: The same in int8, for ``precision: auto`` to choose; None if there is none.
-        config: Its settings.
-        threads: This worker's share of the cores.
-        batch_size: TorchServe's batchSize.
-        declared: The model's inputs, one item each; empty where they are unknown.
-        samples: Calls that the archive's sample requests make.
-        modes_for: Says in which modes the handler calls ``self.model``, given its inputs.
+        context: What the worker knows.
+        shapes: What to compile it for.
         part: Path of a module that the handler calls directly; empty for the model.
-        learns: Whether samples define the inputs where nothing is declared; else every call is taken as it comes.
-        tracker: Records everything for the report; a new one if None.
-        shapes: What to compile, where that is known; then ``declared`` and ``samples`` are not read.
-        counters: Counts what happens to requests.
-        freezes: Whether calls run without guards, where the YAML says ``freeze: auto``.
-        model_dir: The unpacked archive, with the compiled graphs that came with it.
+        quantized: The same in int8, for ``precision: auto`` to choose; None if there is none.
         measure: How the task judges a narrower precision; None if only numbers are compared.
     """
 
     def __init__(
-        self,
-        eager: Any,
-        config: ServingConfig,
-        *,
-        quantized: Any = None,
-        threads: ThreadPlan,
-        batch_size: int,
-        declared: Sequence[WarmupInput],
-        samples: Sequence[Call] = (),
-        counters: Counters,
-        freezes: bool = False,
-        model_dir: Path,
-        modes_for: Callable[[Inputs], Modes],
-        part: str = "",
-        learns: bool = False,
-        tracker: Tracker | None = None,
-        shapes: Shapes | None = None,
+        self, eager: Any, context: WorkerContext, shapes: Shapes, *, part: str = "", quantized: Any = None,
         measure: Measure | None = None,
-    ) -> None:
-        self._eager = eager
-        self._part = part
-        self._config = config
-        self._section = config.openvino
-        self._threads = threads
-        self._freezes = freezes if self._section.freeze == "auto" else self._section.freeze
-        self._model_dir = model_dir
-        begin_step("probing the model in eager PyTorch")
-        self._shapes = shapes or shapes_of(
-            eager, self._section, batch_size=batch_size, streams=threads.streams, declared=declared, samples=samples,
-            learns=learns, modes_for=modes_for,
-        )  # fmt: skip
-        self._admission = Admission(eager, self._section, self._shapes.cases, part, measure)
+    ) -> None:  # fmt: skip
+        self._eager, self._context, self._shapes, self._part = eager, context, shapes, part
+        self._section = section = context.config.openvino
+        self._freezes = context.freezes if section.freeze == "auto" else section.freeze
+        self._admission = Admission(eager, section, shapes.cases, part, measure)
         self._compilation = Compilation(
-            eager, config, self._shapes, streams=Streams(threads.streams), counters=counters, freezes=self._freezes,
-            packaged=model_dir / PACKAGED_FOLDER if self._section.cache.packaged else None,
+            eager, context.config, shapes, streams=Streams(context.threads.streams), counters=context.counters,
+            freezes=self._freezes, packaged=context.model_dir / PACKAGED_FOLDER if section.cache.packaged else None,
             # Verification compares every compiled shape with eager; no need to do so twice.
-            proves=bool(self._admission.skipped), tracker=tracker,
+            proves=bool(self._admission.skipped), tracker=context.tracker,
         )  # fmt: skip
         begin_step("choosing what shapes share a graph")
-        self._graph = one_graph.choose(eager, config, self._shapes, part)
-        self._int8: Preparation | None = None
-        if quantized is not None:
-            self._int8 = Preparation(
-                quantized, config, threads=threads, batch_size=batch_size, declared=declared, samples=samples,
-                counters=counters, freezes=freezes, model_dir=model_dir, modes_for=modes_for, part=part, learns=learns,
-                tracker=tracker, shapes=self._shapes, measure=measure,
-            )  # fmt: skip
+        self._graph = one_graph.choose(eager, context.config, shapes, part)
+        self._int8 = None if quantized is None else Preparation(quantized, context, shapes, part=part, measure=measure)
 
     # --- compilation ----------------------------------------------------------------------------------------
 
@@ -155,7 +130,7 @@ class Preparation:
         names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
         bounds = self._admission.bounds
-        decisions = precision.Decisions(store, self._model_dir, self._eager, resolved, names, beside, bounds)
+        decisions = precision.Decisions(store, self._context.model_dir, self._eager, resolved, names, beside, bounds)
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
@@ -215,10 +190,10 @@ class Preparation:
 
     def _with_threads(self) -> ResolvedOptions | None:
         """Returns the backend's options, with this worker's share of the cores where the user set no number."""
-        resolved, added = self._config.backend, self._threads.ov_config()
+        resolved, added = self._context.config.backend, self._context.threads.ov_config()
         if resolved is None or not added:
             return resolved
-        given = self._threads.sources
+        given = self._context.threads.sources
         reasons = {"NUM_STREAMS": given["streams"], "ENABLE_CPU_PINNING": "several workers share the cores"}
         sources = {f"config.{name}": reasons.get(name, given["openvino_threads"]) for name in added}
         config = {**resolved.options.config, **added}

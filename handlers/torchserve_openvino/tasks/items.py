@@ -19,12 +19,12 @@ from torchserve_openvino.errors import (
     NotExplainedError,
 )  # fmt: skip
 from torchserve_openvino.report.progress import begin_step
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.streams import Streams
-from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.worker.task import TaskHandler
+from torchserve_openvino.tasks.handler import TaskHandler
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class ItemHandler(TaskHandler):
     def warm_decoding(self) -> None:
         """Runs, before READY, what makes the first request that is decoded slower than those that follow."""
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        models = super()._prepare(threads, batch_size)
+    def _prepare(self, context: WorkerContext) -> Models | None:
+        models = super()._prepare(context)
         begin_step("warming the decoding of requests")
         self.warm_decoding()
         return models
@@ -82,17 +82,16 @@ class ItemHandler(TaskHandler):
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Answers the items of a batch, in which TorchServe mixes requests to /predictions/ and to /explanations/."""
-        places = range(len(items)) if owners is None else owners
-        wanted = [explains(context, place) for place in places]
-        if not any(wanted):
-            return super()._answered(items, context, owners)
         self._openvino.counters.add("items", len(items))
+        explained = [explains(context, index) for index in (range(len(items)) if owners is None else owners)]
+        if not any(explained):
+            return self.answer_items(items, context)
         answers: list[Any] = [None] * len(items)
-        for explained, answer in ((False, self.answer_items), (True, self.explain_items)):
-            mine = [position for position, each in enumerate(wanted) if each is explained]
-            if mine:
-                found = answer([items[position] for position in mine], context)
-                for position, each in zip(mine, found, strict=True):
+        for kind, answer in ((False, self.answer_items), (True, self.explain_items)):
+            positions = [position for position, each in enumerate(explained) if each is kind]
+            if positions:
+                some = answer([items[position] for position in positions], context)
+                for position, each in zip(positions, some, strict=True):
                     answers[position] = each
         return answers
 
@@ -141,8 +140,9 @@ class ItemHandler(TaskHandler):
         return run_isolated(values, run, lambda _, error: server_fault(error), self._openvino.counters)
 
     def _predicted(self, values: list[Any]) -> list[Any]:
+        worker = self._openvino
         return run_isolated(
-            values, lambda some: self.watched(lambda: self.predict(some)), self._blame, self._openvino.counters
+            values, lambda some: worker.watched(partial(self.predict, some)), self._blame, worker.counters
         )
 
     def _explained(self, values: list[Any]) -> list[Any]:

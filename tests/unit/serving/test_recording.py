@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from serving_worker import ROWS, WARMUP, close, save_weights
 
+from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.bench.bodies import read_folder
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.packaging.named_files import files_named_by
-from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 SCRUB = """

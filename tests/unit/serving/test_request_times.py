@@ -15,8 +15,8 @@ import pytest
 import torch
 from serving_worker import ROWS, WARMUP, close, save_weights, sent
 
+from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.requests.phases import CallTimes, Histogram, RequestTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
 

@@ -11,9 +11,9 @@ import torch
 from serving_worker import ROWS, WARMUP, close, network
 from torch import nn
 
+from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError
 from torchserve_openvino.serving.base import worker_of
-from torchserve_openvino.serving.handler import OpenVINOHandler
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 from torchserve_openvino.tasks.tensor import TensorHandler
 

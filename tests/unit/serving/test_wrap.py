@@ -7,8 +7,10 @@ import pytest
 import torch
 from own_handlers import NET, X, weights
 
+import torchserve_openvino as tov
 from encoder import build
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 OWN = """
@@ -81,6 +83,9 @@ def test_their_steps_run_with_the_model_on_openvino(archive, source, name) -> No
     assert report["summary"]["coverage"] == 1.0 and report["verify"]["passed"]
     assert report["serving"]["compiles_after_ready"] == 0 and not report["fallbacks"]
     assert type(handler).__name__ == "OpenVINOTheirs"
+    # Methods such as `generate` are compiled for it as for a handler that derives from `OpenVINOHandler`.
+    assert isinstance(handler, tov.OpenVINOHandler) and issubclass(TensorHandler, tov.OpenVINOHandler)
+    assert worker_of(handler).method_compilers == tov.OpenVINOHandler._openvino_method_compilers != ()
 
 
 def test_a_bad_item_fails_alone(archive) -> None:

@@ -19,6 +19,8 @@ from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Piece, Sampling
 from torchserve_openvino.generation.text.rules import Rules
+from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.threads import plan_threads
 from torchserve_openvino.tasks.generation.compiling import Compiled, open_compiled
 
@@ -33,7 +35,8 @@ def opened(folder: Path, cache: Path | None = None, openvino: Any = None, **gene
         "handler": {"openvino": {"generate": {**SMALL, **generate}, **(openvino or {})}},
     })  # fmt: skip
     threads = plan_threads(1, workers=1, streams=1, throughput=False, ov_config={}, device="CPU", cores=1)
-    return open_compiled(folder, folder, config, threads, [], "the test says so")
+    context = WorkerContext(config, folder, threads, 1, Counters())
+    return open_compiled(folder, context, [], "the test says so")
 
 
 def saved(folder: Path, kind: str) -> Any:

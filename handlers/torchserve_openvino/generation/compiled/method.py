@@ -2,8 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,37 +17,14 @@ from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.generation.parts import prepare_parts
 from torchserve_openvino.generation.text.compiled import check, places_of, sizes_of
-from torchserve_openvino.report import Tracker
-from torchserve_openvino.serving.compilation import Prepared
-from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.method_compiler import PreparedMethod
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.threads import ThreadPlan
 
 logger = logging.getLogger(__name__)
 
 _KEY = "handler.openvino.compile"
 _OUTSIDE = "handler.openvino.batching.outside: compile"
-
-
-@dataclass(frozen=True)
-class Worker:
-    """What the graphs are compiled with.
-
-    Attributes:
-        config: The handler's settings.
-        threads: This worker's share of the cores.
-        counters: Counts what happens to requests.
-        model_dir: The unpacked archive.
-        batch_size: TorchServe's batchSize.
-        tracker: Records everything for the report.
-    """
-
-    config: ServingConfig
-    threads: ThreadPlan
-    counters: Counters
-    model_dir: Path
-    batch_size: int
-    tracker: Tracker
 
 
 class Generate:
@@ -90,8 +66,8 @@ class Generate:
 
 
 def prepare_generate(
-    model: Any, function: Callable[..., Any], seen: Sequence[Inputs], path: str, worker: Worker
-) -> tuple[dict[str, Prepared], Generate]:
+    model: Any, function: Callable[..., Any], seen: Sequence[Inputs], path: str, context: WorkerContext
+) -> PreparedMethod:
     """Compiles the graphs of a model that generates, and compares what they generate with eager PyTorch.
 
     Args:
@@ -99,17 +75,18 @@ def prepare_generate(
         function: Its `generate`, as a function of the model.
         seen: Arguments of the calls that the samples showed.
         path: The method's path in the handler.
-        worker: What to compile with.
+        context: What the worker knows; its tracker records everything for the report.
 
     Returns:
-        The graphs by name, and what runs calls.
+        What runs calls, and the graphs by name.
 
     Raises:
         ConfigError: A setting does not fit.
         ModelLoadError: The model, or a call that the samples showed, is not one that compiled graphs serve.
         VerificationError: They generate something else than eager PyTorch, and `verify.on_violation` is ``refuse``.
     """
-    config, section = worker.config, worker.config.openvino.generate
+    config, section, tracker = context.config, context.config.openvino.generate, context.tracker
+    assert tracker is not None
     if config.backend is None:
         raise ConfigError(f"is {config.pt2.backend}; {_KEY}: [{path}] needs openvino.", key="pt2.compile.backend")
     if section.engine == "genai":
@@ -126,7 +103,7 @@ def prepare_generate(
     _check_model(model, path)
     arguments = Arguments(model, function)
     calls = [arguments.named(*each) for each in seen]
-    generation = CompiledGeneration(model, _sizes(model, arguments, calls, path, worker))
+    generation = CompiledGeneration(model, _sizes(model, arguments, calls, path, context))
     refuses = config.openvino.batching.outside == "refuse"
     for call in calls:
         why = arguments.why_not(call, generation.sizes, generation.layout)
@@ -135,25 +112,22 @@ def prepare_generate(
                 f"{_KEY} names {path!r}, but a sample's call cannot be compiled: {why}. Change the call or the size, "
                 f"or remove {path!r}, or set {_OUTSIDE} to serve it in eager PyTorch."
             )
-    parts = prepare_parts(
-        generation.parts(), _in_precision(config), worker.threads, worker.counters, worker.model_dir, worker.tracker,
-        path,
-    )  # fmt: skip
+    parts = prepare_parts(generation.parts(), replace(context, config=_in_precision(config)), path)
     made = Generate(model, function, generation, arguments, refuses=refuses)
     if config.openvino.verify.against != "off":
         trials = Trials(model, function, made, generation, section.proof_tokens)
         served = [call for call in calls if not arguments.why_not(call, generation.sizes, generation.layout)]
         proof = trials.run(served, section.computation, config.openvino.verify)
-        worker.tracker.verify.state(proof.to_verify(), path)
-        worker.tracker.set_config("generate", {**_facts(generation), **proof.to_dict()})
+        tracker.verify.state(proof.to_verify(), path)
+        tracker.set_config("generate", {**_facts(generation), **proof.to_dict()})
         if not proof.passed:
             message = f"{path} differs from eager PyTorch: {'; '.join(proof.problems)}."
             if config.openvino.verify.on_violation == "refuse":
                 raise VerificationError(message)
             logger.warning("%s", message)
     else:
-        worker.tracker.set_config("generate", _facts(generation))
-    return parts, made
+        tracker.set_config("generate", _facts(generation))
+    return PreparedMethod(made, parts)
 
 
 def _check_model(model: Any, path: str) -> None:
@@ -169,13 +143,13 @@ def _check_model(model: Any, path: str) -> None:
 
 
 def _sizes(
-    model: Any, arguments: Arguments, calls: Sequence[dict[str, Any]], path: str, worker: Worker
+    model: Any, arguments: Arguments, calls: Sequence[dict[str, Any]], path: str, context: WorkerContext
 ) -> Sizes:  # fmt: skip
-    section = worker.config.openvino.generate
+    section = context.config.openvino.generate
     places = places_of(model.config, section.max_length)
     # Whisper's name for the most tokens of an answer.
     places = min(places, getattr(model.config, "max_target_positions", places))
-    batches = tuple(sorted({1, worker.batch_size}))
+    batches = tuple(sorted({1, context.batch_size}))
     if not getattr(model.config, "is_encoder_decoder", False):
         if model_input(model) != IDS:
             raise ModelLoadError(f"{_KEY} names {path!r}, but {type(model).__name__} does not generate from tokens.")

@@ -19,7 +19,7 @@ def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
     Args:
         folder: The unpacked archive.
         name: A Python file in it, which defines one class of its own, or a handler of TorchServe.
-        mixin: `OpenVINOHandler`.
+        mixin: `HandlerBase`.
 
     Raises:
         ModelLoadError: The file is missing, fails, or defines no handler or several.

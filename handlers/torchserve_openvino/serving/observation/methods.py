@@ -12,8 +12,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from torchserve_openvino.backend import eager_watch
 
-_GENERATES = ("transformers.generation.utils", "GenerationMixin")
-
 
 class MethodCalls:
     """Stands on a module in a method's place, and redirects the calls that a handler's own code makes.
@@ -67,12 +65,6 @@ class MethodGraph(nn.Module):
 
     def _get_name(self) -> str:
         return f"{type(self.owner).__name__}.{self.name}"
-
-    @property
-    def generates(self) -> bool:
-        """Whether it is the `generate` of a model of transformers, which is compiled by graphs of its own."""
-        kinds = {(kind.__module__, kind.__name__) for kind in type(self.owner).__mro__}
-        return self.name == "generate" and _GENERATES in kinds
 
 
 class Redirected:

@@ -73,10 +73,14 @@ class Observer:
         eager: That model as it is compiled.
         run: Takes a batch, or whatever `observe` is given, through the handler's own code.
         parts: Modules that the handler is known to call directly.
+        takes_any: Returns True for a part whose arguments of any kind are recorded, since its compiler reads them.
     """
 
-    def __init__(self, handler: Any, eager: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module]) -> None:
-        self._handler, self._run = handler, run
+    def __init__(
+        self, handler: Any, eager: Any, run: Callable[[Any], Any], parts: Mapping[str, nn.Module],
+        takes_any: Callable[[nn.Module | None], bool] = lambda part: False,
+    ) -> None:  # fmt: skip
+        self._handler, self._run, self._takes_any = handler, run, takes_any
         self._root = eager if isinstance(eager, nn.Module) else None
         self._paths = paths_of(handler, self._root)
         self.seen = Seen(parts=dict(parts))
@@ -151,9 +155,7 @@ class Observer:
         """Records a call; returns why it can't be repeated, if so."""
         part = self.seen.parts.get(path)
         try:
-            # Whoever compiles `generate` reads its arguments, of any kind.
-            is_read = isinstance(part, MethodGraph) and part.generates
-            inputs = (args, dict(kwargs)) if is_read else copied_inputs((args, kwargs))
+            inputs = (args, dict(kwargs)) if self._takes_any(part) else copied_inputs((args, kwargs))
         except TypeError as error:
             return str(error)
         calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))

@@ -15,6 +15,7 @@ from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.host.context import Headers
+from torchserve_openvino.serving.method_compiler import compiler_of
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
@@ -37,7 +38,7 @@ class OwnCode:
 
     Args:
         handler: The handler.
-        worker: Has its ``eager_model``.
+        worker: Has its ``eager_model``, and the compilers of methods.
     """
 
     def __init__(self, handler: Any, worker: Any) -> None:
@@ -106,7 +107,7 @@ class OwnCode:
         Raises:
             ModelLoadError: The handler does not answer a sample.
         """
-        observer = Observer(self._handler, self._worker.eager_model, run, parts)
+        observer = Observer(self._handler, self._worker.eager_model, run, parts, self._has_compiler)
         for name, items in _batches(samples, [1]):
             try:
                 observer.observe(name, items)
@@ -132,6 +133,9 @@ class OwnCode:
                 observer.seen.notes.append(note)
                 break
         return observer.seen
+
+    def _has_compiler(self, part: nn.Module | None) -> bool:
+        return compiler_of(part, self._worker.method_compilers) is not None
 
     def inputs_for(self, body: bytes, run: Callable[[list[Any]], Any]) -> Inputs:
         """Returns the inputs of ``self.model`` for one request's body, even if the handler fails after the call.

@@ -13,11 +13,13 @@ from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
+from torchserve_openvino.serving.method_compiler import MethodCompiler
 from torchserve_openvino.serving.metrics import MetricsEmitter
-from torchserve_openvino.serving.models import Models, prepare_models
+from torchserve_openvino.serving.models import Models, RootModel, prepare_models
 from torchserve_openvino.serving.observation.load import observed_load, save_report
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
@@ -56,6 +58,11 @@ class Worker(Answering):
         super().__init__(handler, mixin)
         self._replaces = replaces
 
+    @property
+    def method_compilers(self) -> tuple[MethodCompiler, ...]:
+        """What compiles some methods that the YAML names in another way than as one graph."""
+        return type(self.handler)._openvino_method_compilers
+
     # --- what a shipped task does in another way -----------------------------------------------------------------
 
     @property
@@ -81,7 +88,7 @@ class Worker(Answering):
         """How a narrower precision is judged; None if nothing but numbers is known of the model's outputs."""
         return None
 
-    def prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def prepare(self, context: WorkerContext) -> Models | None:
         """Compiles the model unless the YAML disables that; sets the handler's `model`, and `report`."""
         if not self.config.pt2.enabled:
             self.handler.model = self.eager_model
@@ -92,30 +99,19 @@ class Worker(Answering):
                 tracker.add_note("handler.openvino.precision has no effect: pt2.compile.enable is false")
             self.report = CompileReport(tracker)
             return None
-        root, section = self.compilable(self.eager_model), self.config.openvino
-        samples = read_samples(self.model_dir, section.warmup.samples)
-        sizes = batch_sizes(section, batch_size, threads.streams)
-        models = prepare_models(
-            root,
-            self.seen(samples, sizes),
-            self.warmup_inputs(),
-            learns=self.reads_samples,
-            config=self.config,
-            threads=threads,
-            batch_size=batch_size,
-            counters=self.counters,
-            freezes=self.freezes,
-            model_dir=self.model_dir,
-            modes_for=self.own_code.modes_for,
-            quantized=self.quantized,
-            measure=self.measure,
+        section = self.config.openvino
+        root = RootModel(
+            self.compilable(self.eager_model), self.warmup_inputs(), self.reads_samples, self.quantized, self.measure
         )
+        samples = read_samples(self.model_dir, section.warmup.samples)
+        sizes = batch_sizes(section, context.batch_size, context.threads.streams)
+        models = prepare_models(root, self.seen(samples, sizes), context, self.method_compilers)
         self.report = self.own_code.report = models.report
         if self.report.tracker.config.get("precision_choice", {}).get("chosen") == "int8":
             self.eager_model = self.quantized
         if models.root is not None:
             self.served = models.root.model
-            self.handler.model = model_face(root, self.served)
+            self.handler.model = model_face(root.eager, self.served)
         if not self.reads_samples:
             self.own_code.rehearse(samples, sizes, self.run_own)
         if models.ran or samples:
@@ -179,7 +175,7 @@ class Worker(Answering):
         self.handler.context = context
         self.eager_model = self.model_to_serve()
         begin_step("preparing")
-        models = self.prepare(threads, int(context.system_properties.get("batch_size") or 1))
+        models = self.prepare(self._context_with(threads, int(context.system_properties.get("batch_size") or 1)))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
         self.report.tracker.add_timing("load_seconds", loaded)
@@ -202,6 +198,12 @@ class Worker(Answering):
         self.handler.initialized = True
         save_report(context, self.describe())
         return None
+
+    def _context_with(self, threads: ThreadPlan, batch_size: int) -> WorkerContext:
+        return WorkerContext(
+            config=self.config, model_dir=self.model_dir, threads=threads, batch_size=batch_size,
+            counters=self.counters, freezes=self.freezes, modes_for=self.own_code.modes_for,
+        )  # fmt: skip
 
     def _why_kept(self, context: Any) -> str:
         """Returns a note if the host does not let idle workers end, though the YAML wants it; empty otherwise."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from torchserve_openvino.generation.text.settings import end_tokens
 from torchserve_openvino.generation.text.stepping import SteppingEngine
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.counters import Counters
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.catalog import TASKS, loader_of
 
 logger = logging.getLogger(__name__)
@@ -46,16 +46,12 @@ class Compiled:
     facts: dict[str, Any]
 
 
-def open_compiled(
-    folder: Path, archive: Path, config: ServingConfig, threads: ThreadPlan, prompts: list[list[int]], why: str
-) -> Compiled:
+def open_compiled(folder: Path, context: WorkerContext, prompts: list[list[int]], why: str) -> Compiled:
     """Loads a model, compiles its graphs, and compares what they generate with eager PyTorch.
 
     Args:
         folder: The model's Hugging Face folder.
-        archive: The unpacked archive.
-        config: The handler's settings.
-        threads: This worker's share of the cores.
+        context: What the worker knows.
         prompts: Prompts of the proof, as tokens; made up if empty.
         why: Why this engine was chosen.
 
@@ -65,7 +61,8 @@ def open_compiled(
         VerificationError: It computes something else than eager PyTorch, and `verify.on_violation` is ``refuse``.
         PolicyViolationError: More falls back than `fallback` allows.
     """
-    started, section = time.perf_counter(), config.openvino.generate
+    started, config = time.perf_counter(), context.config
+    section = config.openvino.generate
     assert config.backend is not None
     compiled.check(section, config.backend.options.device, why)
     settings = load_config(folder)
@@ -74,7 +71,9 @@ def open_compiled(
     generation = CompiledGeneration(model, compiled.sizes_of(settings, section, places))
     count = compiled.running_at_once(section, generation.bytes_of_a_sequence())
     loaded = time.perf_counter()
-    models = compile_parts(generation.parts(), _in_precision(config), threads, Counters(), archive)
+    # Steps of the engine are no requests, which the worker counts.
+    of_engine = replace(context, config=_in_precision(config), counters=Counters())
+    models = compile_parts(generation.parts(), of_engine)
     made, tracker = time.perf_counter(), models.report.tracker
     eos = end_tokens(folder)
     rules = Rules(model.generation_config, eos, encodes=generation.layout.encodes)

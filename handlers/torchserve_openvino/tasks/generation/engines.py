@@ -25,8 +25,8 @@ from torchserve_openvino.generation.text.settings import EngineSettings, end_tok
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, read_config
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.generation.compiling import open_compiled
 
 logger = logging.getLogger(__name__)
@@ -81,30 +81,25 @@ class ConfigOnly:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an engine is started.
+class EngineSource:
+    """What an engine is started with.
 
     Attributes:
         folder: The model's Hugging Face folder.
-        archive: The unpacked archive.
-        config: The handler's settings.
-        threads: This worker's share of the cores.
+        context: What the worker knows.
         tokenizer: The model's tokenizer.
     """
 
     folder: Path
-    archive: Path
-    config: ServingConfig
-    threads: ThreadPlan
+    context: WorkerContext
     tokenizer: Any
 
 
-def started(place: Place, batch_size: int, model: Any) -> Generator:
+def started(source: EngineSource, model: Any) -> Generator:
     """Starts the engine.
 
     Args:
-        place: Folder, settings, threads.
-        batch_size: TorchServe's batchSize.
+        source: Folder, settings, threads.
         model: The model in eager PyTorch, for ``pt2.compile.enable: false``.
 
     Raises:
@@ -112,21 +107,22 @@ def started(place: Place, batch_size: int, model: Any) -> Generator:
         ModelLoadError: The engine can't be started with this model.
         VerificationError: Its answers differ from eager PyTorch's.
     """
-    check(place.config, batch_size)
-    return _on_openvino(place) if place.config.pt2.enabled else _in_eager(model, place)
+    context = source.context
+    check(context.config, context.batch_size)
+    return _on_openvino(source) if context.config.pt2.enabled else _in_eager(model, source)
 
 
-def _on_openvino(place: Place) -> Generator:
-    config, section = place.config, place.config.openvino.generate
+def _on_openvino(source: EngineSource) -> Generator:
+    config, section = source.context.config, source.context.config.openvino.generate
     if config.backend is None:
         raise ConfigError(f"is {config.pt2.backend}; text generation needs openvino.", key="pt2.compile.backend")
-    prompts = [place.tokenizer(text)["input_ids"] for text in section.proof_prompts]
+    prompts = [source.tokenizer(text)["input_ids"] for text in section.proof_prompts]
     try:
-        making = _making(place, prompts) if may_be_genai(section) else None
+        making = _making(source, prompts) if may_be_genai(section) else None
         if making is not None and section.engine is None and making.stored:
             choice = Choice("genai", "OpenVINO GenAI took this model before: it is in the cache")
         else:
-            choice = choose(section, load_config(place.folder))
+            choice = choose(section, load_config(source.folder))
         if making is not None and choice.engine == "genai":
             return _by_genai(making, choice.why)
     except ModelLoadError as error:
@@ -134,7 +130,7 @@ def _on_openvino(place: Place) -> Generator:
             raise
         choice = Choice("compile", str(error))
     logger.info("generate.engine: compile, because %s", choice.why)
-    made = open_compiled(place.folder, place.archive, config, place.threads, prompts, choice.why)
+    made = open_compiled(source.folder, source.context, prompts, choice.why)
     return Generator(made.engine, made.tracker, made.facts)
 
 
@@ -148,19 +144,19 @@ def _may_compile(config: ServingConfig) -> bool:
     return True
 
 
-def _making(place: Place, prompts: list[list[int]]) -> Making:
-    config, threads = place.config, place.threads
+def _making(source: EngineSource, prompts: list[list[int]]) -> Making:
+    config, threads = source.context.config, source.context.threads
     section, resolved = config.openvino, config.backend
     assert resolved is not None
     options = resolved.options
     settings = EngineSettings(
-        place.folder, section.generate, section.verify, threads.openvino_threads or threads.cores, prompts,
+        source.folder, section.generate, section.verify, threads.openvino_threads or threads.cores, prompts,
         options.device, {**threads.ov_config(), **options.config},
     )  # fmt: skip
     cache = CacheSettings(
         limit_bytes=int(section.cache.limit_gb * 1e9),
         lock_seconds=float(section.cache.wait_seconds),
-        packaged=place.archive / PACKAGED_FOLDER if section.cache.packaged else None,
+        packaged=source.context.model_dir / PACKAGED_FOLDER if section.cache.packaged else None,
     )
     store = open_cache(options.cache_dir if options.model_caching else None, cache.while_packaging(os.environ))
     return Making(settings, store)
@@ -209,11 +205,11 @@ def _record_cache(tracker: Tracker, store: Store) -> None:
     record.hits, record.misses, record.stored = (int(events.get(key, 0)) for key in ("hits", "misses", "stored"))
 
 
-def _in_eager(model: Any, place: Place) -> Generator:
+def _in_eager(model: Any, source: EngineSource) -> Generator:
     tracker = Tracker()
     tracker.config.update(backend="none", effective_device="CPU", effective_precision="eager")
     tracker.add_note("pt2.compile.enable is false: the model generates in eager PyTorch, one sequence after the other")
-    section, eos = place.config.openvino.generate, end_tokens(place.folder)
+    section, eos = source.context.config.openvino.generate, end_tokens(source.folder)
     encodes = bool(getattr(model.config, "is_encoder_decoder", False))
     try:
         max_length = length_of(model.config, section.max_length)
@@ -222,7 +218,7 @@ def _in_eager(model: Any, place: Place) -> Generator:
         max_length = places_of(model.config, section.max_length)
     rule = Rules(model.generation_config, eos, encodes=True) if encodes else None
     engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rule)
-    scheme = scheme_of(read_config(place.folder))
+    scheme = scheme_of(read_config(source.folder))
     weights = {} if scheme is None else {"weights": dequantized("f32", scheme)}
     return Generator(engine, tracker, {"engine": "eager", **weights, "max_length": max_length})
 

@@ -20,6 +20,7 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.metrics import metrics_of
@@ -29,14 +30,13 @@ from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.pieces import is_gone
 from torchserve_openvino.serving.requests.response_body import sendable
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification.health import asks_health, with_health
 from torchserve_openvino.tasks.generation import torchserve_stream
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
 from torchserve_openvino.tasks.generation.endpoints import PROMPT, endpoint_of
-from torchserve_openvino.tasks.generation.engines import ASYNC, ConfigOnly, Generator, Place, started
+from torchserve_openvino.tasks.generation.engines import ASYNC, ConfigOnly, EngineSource, Generator, started
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
@@ -99,13 +99,11 @@ class TextGenerator(HubHandler):
         self._special = frozenset(self.tokenizer.all_special_ids)
         return ConfigOnly(hub.load_config(folder)) if self._openvino.config.pt2.enabled else super().load(folder)
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Starts the engine, whose answers are compared with eager PyTorch's before READY."""
         section = self._openvino.config.openvino
-        place = Place(self.folder, self._openvino.model_dir, self._openvino.config, threads, self.tokenizer)
-        self._kept = SupervisedEngine(
-            partial(started, place, batch_size, self._openvino.eager_model), self._started_again
-        )
+        source = EngineSource(self.folder, context, self.tokenizer)
+        self._kept = SupervisedEngine(partial(started, source, self._openvino.eager_model), self._started_again)
         atexit.register(self._kept.close)
         vocabulary = int(self._openvino.eager_model.config.get_text_config().vocab_size)
         limits = Limits(

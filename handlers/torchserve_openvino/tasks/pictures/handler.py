@@ -18,13 +18,13 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
 from torchserve_openvino.generation.parts import compile_parts
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import explains, identified
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.serving.threads import ThreadPlan
-from torchserve_openvino.serving.worker.task import TaskHandler
 from torchserve_openvino.tasks.catalog import TASKS
+from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
@@ -101,18 +101,16 @@ class ImageGenerator(TaskHandler):
                     "they share weights."
                 )
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Compiles and verifies all graphs of the pipeline, and makes a picture of each size."""
-        own = self._openvino.config.openvino.image_generation
+        own = context.config.openvino.image_generation
         models: Models | None = None
-        if self._openvino.config.pt2.enabled:
+        if context.config.pt2.enabled:
             parts = self.maker.components.parts(self.limits.sizes, own)
-            models = compile_parts(
-                parts, self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
-            )
+            models = compile_parts(parts, context)
             self._openvino.report = self._own_code.report = models.report
         else:
-            super()._prepare(threads, batch_size)
+            super()._prepare(context)
         tracker = self._openvino.report.tracker
         for note in self.maker.notes:
             tracker.add_note(note)

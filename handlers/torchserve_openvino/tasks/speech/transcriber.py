@@ -17,12 +17,12 @@ from torchserve_openvino.generation.speech.recordings import Sound, Transcript, 
 from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
 from torchserve_openvino.generation.text.proof import Proof
+from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import AnswerList, identified
 from torchserve_openvino.serving.shapes.plan import batch_sizes
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
@@ -112,19 +112,18 @@ class Transcriber(RecordingHandler):
                     "Remove it."
                 )
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def _prepare(self, context: WorkerContext) -> Models | None:
         """Compiles and verifies encoder and decoder, and compares what they write with eager PyTorch."""
-        if not self._openvino.config.pt2.enabled:
-            self.batches = (batch_size,)
-            return super()._prepare(threads, batch_size)
+        threads = context.threads
+        if not context.config.pt2.enabled:
+            self.batches = (context.batch_size,)
+            return super()._prepare(context)
         # Imported here: it imports transformers.
         from torchserve_openvino.generation.speech.stand_in import stand_in
 
-        self.batches = tuple(sorted(batch_sizes(self._openvino.config.openvino, batch_size, threads.streams)))
+        self.batches = tuple(sorted(batch_sizes(context.config.openvino, context.batch_size, threads.streams)))
         pieces = WhisperDecoder(self.model, self.batches)
-        models = compile_parts(
-            pieces.parts(), self._openvino.config, threads, self._openvino.counters, self._openvino.model_dir
-        )
+        models = compile_parts(pieces.parts(), context)
         models.loops = True
         self._openvino.report = self._own_code.report = models.report
         self.listener = self._eager.like(stand_in(self.model, pieces), pieces.forget)

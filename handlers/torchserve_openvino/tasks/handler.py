@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.serving.handler import OpenVINOHandler
+from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
+from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.handler import HandlerBase
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.threads import ThreadPlan
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.worker.worker import Worker
 
@@ -55,9 +56,9 @@ class TaskWorker(Worker):
         """Lets the task do what follows READY."""
         self.handler._started(context)
 
-    def prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
+    def prepare(self, context: WorkerContext) -> Models | None:
         """Compiles the task's models."""
-        return self.handler._prepare(threads, batch_size)
+        return self.handler._prepare(context)
 
     def seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
         """Returns the calls that the task makes for samples."""
@@ -70,10 +71,6 @@ class TaskWorker(Worker):
     def answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
         """Returns the task's answers."""
         return self.handler._answered(items, context, owners)
-
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """Returns the task's answers to items."""
-        return self.handler.answer_items(items, context)
 
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch in an envelope, as the task does."""
@@ -90,7 +87,7 @@ class _OfWorker:
         return self if task is None else getattr(task._openvino, self._name)
 
 
-class TaskHandler(OpenVINOHandler):
+class TaskHandler(HandlerBase):
     """A handler of this package: its methods are steps of its worker, and it reads its worker's state.
 
     Attributes:
@@ -106,6 +103,8 @@ class TaskHandler(OpenVINOHandler):
     """
 
     _openvino_worker: ClassVar[type[Worker]] = TaskWorker
+    # For a handler that `handler.openvino.wrap` names.
+    _openvino_method_compilers = METHOD_COMPILERS
     freezes = False
     # The most items in one enveloped request, all of which are decoded before any is answered; None sets no limit.
     _most_items: int | None = None
@@ -137,8 +136,8 @@ class TaskHandler(OpenVINOHandler):
         return Worker.servable(self._openvino, model)
 
     def answer_items(self, items: list[Any], context: Any) -> list[Any]:
-        """Returns an answer or `ItemError` for each item."""
-        return Worker.answer_items(self._openvino, items, context)
+        """Returns an answer or `ItemError` for each item; a task overrides this, or `_answered`."""
+        raise NotImplementedError
 
     def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch of requests that came in one of TorchServe's envelopes."""
@@ -155,8 +154,8 @@ class TaskHandler(OpenVINOHandler):
     def _started(self, context: Any) -> None:
         """Does what has to be done once the worker is READY."""
 
-    def _prepare(self, threads: ThreadPlan, batch_size: int) -> Models | None:
-        return Worker.prepare(self._openvino, threads, batch_size)
+    def _prepare(self, context: WorkerContext) -> Models | None:
+        return Worker.prepare(self._openvino, context)
 
     def _seen(self, samples: Sequence[tuple[str, bytes]], sizes: Sequence[int]) -> Seen:
         return Worker.seen(self._openvino, samples, sizes)
@@ -165,7 +164,8 @@ class TaskHandler(OpenVINOHandler):
         return Worker.summary(self._openvino, models)
 
     def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        return Worker.answered(self._openvino, items, context, owners)
+        self._openvino.counters.add("items", len(items))
+        return self.answer_items(items, context)
 
     def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
         return self._openvino.accounted(context, answer)

@@ -1,0 +1,1 @@
+"""What handlers that users write for TorchServe need."""
