@@ -7,7 +7,7 @@ import torch
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving import precision, prepare
+from torchserve_openvino.serving import precision, trial
 from torchserve_openvino.serving.verification.measures import Cosine, Measure, Relative, Top1
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -24,7 +24,7 @@ def bf16_is_faster(monkeypatch) -> None:
     """bf16 is the only candidate beside f32, and wins if it passes."""
     monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16", "INT8"])
     monkeypatch.setattr(precision, "no_bf16x3", lambda device: "needs a CPU with AMX.")
-    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: [1.5] * 20)
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second, seconds: [1.5] * 20)
 
 
 def started(made: Any, kind: type[TensorHandler]) -> dict:
@@ -110,9 +110,9 @@ def test_a_bound_of_another_task_is_refused_by_name(archive, kind, measure, mess
 def test_the_smallest_and_the_largest_shape_are_timed_and_all_verified(archive, bf16_is_faster, monkeypatch) -> None:
     sizes: list[int] = []
 
-    def timed(first, second) -> list[float]:
+    def timed(first, second, seconds) -> list[float]:
         with monkeypatch.context() as patched:
-            patched.setattr(prepare, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
+            patched.setattr(trial, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
             second()
         return [1.5] * 20
 

@@ -78,15 +78,26 @@ class Admission:
         report.tracker.verify.state({"skipped": self.skipped}, self._part)
         logger.warning("%s is not verified: %s", name, self.skipped)
 
-    def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
-        """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's."""
+    def compare(
+        self, model: Callable[..., Any], report: CompileReport, precision: str | None = None,
+        cases: Sequence[Case] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's.
+
+        Args:
+            model: The compiled model.
+            report: Its report.
+            precision: Decides the tolerance.
+            cases: The calls to compare; by default all.
+        """
         own = report.summary.precision
         used = own if own == "int8" else precision or own or "f32"
         # A precision that the user states is the user's decision; one that is chosen must not change answers.
         measure = self._measure if self._section.precision == "auto" and used in _MEASURED else None
         return verify.compare(
-            model, self._eager, self._cases, precision=used, section=self._section.verify, measure=measure
-        )
+            model, self._eager, self._cases if cases is None else cases, precision=used,
+            section=self._section.verify, measure=measure,
+        )  # fmt: skip
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.
