@@ -154,7 +154,7 @@ def judge(
         precision: The device's inference precision.
         section: Tolerances.
         outputs: The figures of each output are appended here.
-        measure: What each output of floats must meet beside the tolerances.
+        measure: What the outputs must meet beside the tolerances.
     """
     if len(got) != len(expected):
         return [f": {len(got)} outputs instead of {len(expected)}"]
@@ -162,10 +162,8 @@ def judge(
     for index, (a, b) in enumerate(zip(got, expected, strict=True)):
         outputs.append({})
         wrong = _difference(a, b, precision, section, outputs[index])
-        if measure is not None and a.shape == b.shape and a.is_floating_point() and b.is_floating_point():
-            wrong += [text for text in [measure.problem(a, b)] if text]
         problems += [f", output {index}: {text}" for text in wrong]
-    return problems
+    return problems + (measure.problems(got, expected) if measure is not None else [])
 
 
 def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
