@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchserve_openvino.backend import CompiledModule
@@ -11,7 +12,7 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving import precision, trial
+from torchserve_openvino.serving import precision, slower, trial
 from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
@@ -19,6 +20,7 @@ from torchserve_openvino.serving.observation.observe import Call
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
+from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
 from torchserve_openvino.serving.verification.measures import Measure
@@ -134,7 +136,8 @@ class Preparation:
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
-                facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases)
+                eager_seconds = partial(run_case, self._eager, self._eager)
+                facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds)
                 if not decisions.save(facts) and facts["chosen"] != "f32":
                     facts |= {
                         "chosen": "f32", "order": ["f32"],
@@ -177,6 +180,7 @@ class Preparation:
             self._admission.note_skipped(prepared.report, type(self._eager).__name__)
         else:
             prepared = self._verified(prepared, resolved, is_last)
+        slower.step_aside(prepared, self._section, self._admission.times)
         if self._shapes.inputs is not None:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared

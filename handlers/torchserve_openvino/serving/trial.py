@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 # Time limit for all candidates together, from the moment when f32 is compiled and verified.
 BUDGET_SECONDS = 20.0
+# Longest call of a trial in eager PyTorch: a trial makes some 30 calls of each shape.
+CALL_SECONDS = 0.2
+# Sets of values that a trial verifies each of its shapes on.
+VALUE_SETS = 2
 
 
 @dataclass(frozen=True)
@@ -35,31 +39,55 @@ class Candidate:
     compare: Callable[[Prepared, Sequence[Case]], dict[str, Any]]
 
 
-def representatives(cases: Sequence[Case]) -> list[Case]:
+def representatives(cases: Sequence[Case], eager_seconds: Callable[[Case], float]) -> list[Case]:
     """Returns the cases that a trial runs: the smallest, the largest, and the largest of a single item.
 
-    Kernels change with the size, so that a gain at one end may be a loss at the other. Samples are used only where
-    no inputs are declared, since a sample may be padded to a shape that the trial has not compiled.
+    Kernels change with the size, so that a gain at one end may be a loss at the other. The largest is the largest one
+    that eager PyTorch computes within `CALL_SECONDS`: beyond, only the number of the same operations grows. Samples
+    are used only where no inputs are declared, since a sample may be padded to a shape that the trial has not compiled.
+
+    Args:
+        cases: Every case of the model.
+        eager_seconds: Returns how long a case takes in eager PyTorch.
     """
     ordered = sorted([case for case in cases if case.compiled_shape] or cases, key=_numbers)
-    singles = [case for case in ordered if _rows(case) == 1]
-    chosen = [*ordered[:1], *singles[-1:], *ordered[-1:]]
-    return list({id(case): case for case in chosen}.values())
+    affordable, measured = ordered[:1], _numbers(ordered[0])
+    for case in ordered[1:]:
+        # A case of less than twice the size of the last measured one is not measured.
+        if _numbers(case) >= 2 * measured or case is ordered[-1]:
+            measured = _numbers(case)
+            # The faster of two calls, since a first call is not typical.
+            if min(eager_seconds(case), eager_seconds(case)) > CALL_SECONDS:
+                break
+        affordable.append(case)
+    singles = [case for case in affordable if _rows(case) == 1]
+    chosen = [*affordable[:1], *singles[-1:], *affordable[-1:]]
+    return list({id(case): _briefly_verified(case) for case in chosen}.values())
 
 
-def run(candidates: Sequence[Candidate], cases: Sequence[Case]) -> dict[str, Any]:
+def _briefly_verified(case: Case) -> Case:
+    """Returns the case with `VALUE_SETS` sets of values: the chosen precision is verified on all of them."""
+    others = case.others
+    return case if others is None else replace(case, others=lambda: others()[:VALUE_SETS])
+
+
+def run(
+    candidates: Sequence[Candidate], cases: Sequence[Case], eager_seconds: Callable[[Case], float]
+) -> dict[str, Any]:
     """Tries each candidate within one time limit; returns `precision.explain`'s facts.
 
     Args:
         candidates: f32 first, then the others in the order in which they are tried.
         cases: Every case of the model; `representatives` of them are run.
+        eager_seconds: Returns how long a case takes in eager PyTorch.
     """
-    timed = representatives(cases)
     start = time.perf_counter()
+    timed = representatives(cases, eager_seconds)
+    compiling = time.perf_counter()
     base, result = _compiled(candidates[0], timed)
     trials = [precision.TimedPrecision(candidates[0].name, result, coverage=base.report.summary.coverage)]
     # A candidate takes about as long as f32 to compile and verify.
-    cost = time.perf_counter() - start
+    cost = time.perf_counter() - compiling
     deadline = time.perf_counter() + BUDGET_SECONDS
     not_tried: dict[str, str] = {}
     for candidate in candidates[1:]:

@@ -54,7 +54,7 @@ def test_templates_leave_the_precision_to_a_measurement():
         if path.stem != "metrics"
         for config in [load_serving_config(path, env={}, check_device=False)]
     }
-    # The precision of an NPU is fixed, and generated text has `generate.weights`. A trial in f32 on a GPU takes minutes.
+    # An NPU's precision is fixed, generated text has `generate.weights`, and a trial in f32 on a GPU takes minutes.
     assert {name: each for name, each in stated.items() if each != "auto"} == {
         "gpu": "f16", "npu": "f32", "text-generation": "f32"
     }  # fmt: skip

@@ -10,6 +10,7 @@ from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.measures import Measure, with_bounds
+from torchserve_openvino.serving.verification.times import CaseTimes
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Admission:
 
     Attributes:
         skipped: Why answers are not compared with eager's; empty where they are.
+        times: Times of the cases in the last comparison, by name.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Admission:
         # A part has no measure of its own: the bounds are for the task's model.
         self._measure = measure if part else with_bounds(measure, section.verify.measure)
         self.skipped = self._why_skipped()
+        self.times: dict[str, CaseTimes] = {}
 
     def _why_skipped(self) -> str:
         if self._section.verify.against == "off":
@@ -96,7 +99,7 @@ class Admission:
         measure = self._measure if self._section.precision == "auto" and used in _MEASURED else None
         return verify.compare(
             model, self._eager, self._cases if cases is None else cases, precision=used,
-            section=self._section.verify, measure=measure,
+            section=self._section.verify, measure=measure, times=self.times,
         )  # fmt: skip
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
