@@ -16,8 +16,8 @@ from typing import Any
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
-from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Prepared
+from torchserve_openvino.serving.precision import LEAST_PAIRS, sure_median, timed_pairs
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
 from torchserve_openvino.serving.verification.times import CaseTimes
 
@@ -148,15 +148,15 @@ class _Placement:
         both = _timed(on_openvino, seconds[0]), _timed(in_eager, seconds[1])
         both[0](), both[1]()
         left = deadline - time.perf_counter()
-        if precision.LEAST_PAIRS * (seconds[0][0] + seconds[1][0]) > left:
+        if LEAST_PAIRS * (seconds[0][0] + seconds[1][0]) > left:
             ratios: list[float] = []
         else:
-            ratios = precision.timed_pairs(*both, left, _ENOUGH)
-        if len(ratios) < precision.LEAST_PAIRS:
+            ratios = timed_pairs(*both, left, _ENOUGH)
+        if len(ratios) < LEAST_PAIRS:
             self._untimed.append(f"{name} ({cases})")
             return False
         openvino, eager = (statistics.median(each) for each in seconds)
-        if precision.sure_median(ratios) < MIN_GAIN or openvino - eager < MIN_SECONDS:
+        if sure_median(ratios) < MIN_GAIN or openvino - eager < MIN_SECONDS:
             return False
         reason = f"OpenVINO took {openvino * 1e3:.3g} ms, and eager PyTorch {eager * 1e3:.3g} ms, at {cases}"
         if self._forbidden:

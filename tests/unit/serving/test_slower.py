@@ -8,7 +8,7 @@ from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.backend.routes.frozen import Route
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
-from torchserve_openvino.serving import precision, slower
+from torchserve_openvino.serving import slower
 from torchserve_openvino.serving.verification.times import CaseTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -58,7 +58,7 @@ def pairs(monkeypatch) -> list[float]:
         first(), second()
         return ratios
 
-    monkeypatch.setattr(precision, "timed_pairs", timed)
+    monkeypatch.setattr(slower, "timed_pairs", timed)
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: False)
     monkeypatch.setattr(slower, "MIN_SECONDS", -1.0)
     # Only partitions step aside, also where the eager model does the same.
@@ -75,7 +75,7 @@ def whole_calls(pairs, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "warmup", "rows"), [(MIXING, MIXED, 1), (TABLE, BAGS, 512)], ids=["mixing", "table"]
+    ("source", "warmup", "rows"), [(MIXING, MIXED, 1), (TABLE, BAGS, 4096)], ids=["mixing", "table"]
 )
 def test_a_slow_kernel_of_openvino_is_left_to_eager_and_the_report_has_both_times(
     archive, source, warmup, rows
@@ -119,7 +119,7 @@ def test_times_of_the_verification_screen_the_cases(eager, compiled, enough) -> 
 
 def test_a_case_that_is_fast_enough_is_not_timed(archive, pairs, monkeypatch) -> None:
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: times.eager > 0 and times.compiled > 0)
-    monkeypatch.setattr(precision, "timed_pairs", lambda *calls: pytest.fail("timed"))
+    monkeypatch.setattr(slower, "timed_pairs", lambda *calls: pytest.fail("timed"))
     report = started(archive, {"warmup": WARMUP}, weights=save_weights).describe_handle()
     assert not slower_ones(report)
 
