@@ -42,8 +42,10 @@ class Admission:
         measure: Measure | None = None,
     ) -> None:
         self._eager, self._section, self._cases, self._part = eager, section, cases, part
-        # A part has no measure of its own: the bounds are for the task's model.
-        self._measure = measure if part else with_bounds(measure, section.verify.measure)
+        # A bound of another measure than a part's is for the task's model.
+        bounds = section.verify.measure
+        other = part and (measure is None or getattr(bounds, measure.name) is None)
+        self._measure = measure if other else with_bounds(measure, bounds)
         self.skipped = self._why_skipped()
         self.times: dict[str, CaseTimes] = {}
 
