@@ -5,12 +5,16 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.capture.model_proxy import ModelProxy
 from torchserve_openvino.backend.runners.guarded import Runner
 from torchserve_openvino.backend.upstream._torch_modes import has_hooks
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.runtime.execute import GuardedPartition
+    from torchserve_openvino.backend.settings import RunningPartition
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +140,19 @@ class CompiledModule(ModelProxy):
             Number of bytes released.
         """
         return self._runner.give_memory_back()
+
+    @property
+    def running(self) -> "Mapping[GuardedPartition, RunningPartition]":
+        """The partitions that are in use, with what the report has of them."""
+        return self._runner.running
+
+    def step_aside(self, *args: Any, **kwargs: Any) -> bool:
+        """Lets the eager model answer all later calls of the shapes, types and modes of this one, which is not run.
+
+        Returns:
+            False where such calls cannot be told from others, and nothing changes.
+        """
+        return self._runner.step_aside(args, kwargs)
 
     def drop(self) -> None:
         """Frees what was compiled and discards the calls that it stored, because another backend was preferred."""

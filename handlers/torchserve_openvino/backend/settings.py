@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -14,7 +15,7 @@ from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instru
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runtime.deaths.journal import Journal
-from torchserve_openvino.backend.runtime.execute import EagerCopy
+from torchserve_openvino.backend.runtime.execute import EagerCopy, GuardedPartition
 from torchserve_openvino.backend.runtime.first_comparison import FirstComparison
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
@@ -22,8 +23,27 @@ from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.ops import SupportTable, decomposition_table, is_composite
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker
+from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunningPartition:
+    """What the report has of a partition that is in use.
+
+    Attributes:
+        graph: The record of its graph.
+        record: Its record.
+    """
+
+    graph: GraphRecord
+    record: PartitionRecord
+
+    @property
+    def name(self) -> str:
+        """Its name, unique within the report; the graph has its number once the report has the graph."""
+        return f"graph {self.graph.index} / {self.record.name}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +64,7 @@ class BackendSettings:
         comparison: Compares new graphs with eager PyTorch, with the option ``verify``.
         journal: Remembers what is compiled, in case that the process dies; None to do without.
         backend: ``openvino``, ``openvino_ts`` or ``export``; decides how the model is captured and converted.
+        running: The partitions that are in use, with their records.
     """
 
     resolved: ResolvedOptions
@@ -58,6 +79,7 @@ class BackendSettings:
     instrumentation: Instrumentation = NOT_INSTRUMENTED
     journal: Journal | None = None
     backend: str = "openvino"
+    running: "WeakKeyDictionary[GuardedPartition, RunningPartition]" = field(default_factory=WeakKeyDictionary)
 
     @functools.cached_property
     def comparison(self) -> FirstComparison:

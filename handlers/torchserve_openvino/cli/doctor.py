@@ -97,7 +97,7 @@ def doctor(
         # Keep what the model prints out of the JSON, and Dynamo's logs off the screen: the diagnosis reports the same.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
             diagnosis = _diagnose(spec, progress, stock=stock, bisect=bisect)
-        notes = _write_files(diagnosis, html, dot, write_mapping)
+        notes = [*diagnosis.report["notes"], *_write_files(diagnosis, html, dot, write_mapping)]
         if write and diagnosis.bisection is not None:
             notes.append(_disable(config, diagnosis.bisection["disabled_ops"]))
     except TorchServeOpenVINOError as error:

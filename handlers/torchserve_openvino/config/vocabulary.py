@@ -8,6 +8,7 @@ FallbackKind = Literal[
     "unsupported_op",
     "disabled_op",
     "tiny_partition",
+    "slower",
     "conversion_failed",
     "compile_failed",
     "compile_died",

@@ -132,6 +132,8 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
         target.model,
         CompileSpec(dynamic=target.dynamic, resolved=target.options, instrumentation=Instrumentation(called=called)),
     )
+    if target.note:
+        compiled.report.tracker.add_note(target.note)
     # Call once before comparing: what depends on a first call, such as tensors made in inference mode, settles then.
     run(compiled, target.call)
     progress("running on OpenVINO")

@@ -19,6 +19,7 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
 from torchserve_openvino.serving.loading.exported_program import load_program
@@ -30,6 +31,10 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 # Names of model factories to look for if the command line names none.
 FACTORIES = ("model", "make_model", "get_model", "build")
 EXAMPLES = "example_inputs"
+_AUTO_NOTE = (
+    f"{precision.KEY} is auto, which only a worker decides: this is f32. The report of a worker has its choice "
+    "(config.precision_choice); state that precision to diagnose it."
+)
 _EAGER_CONFIG = "eager-model-config.yaml"
 
 
@@ -70,6 +75,7 @@ class Target:
         verify: Limits that a worker checks answers against.
         config_path: The user's YAML file that the options came from; None if the user gave none.
         root: Folder to which the paths of its source lines are made relative, if any.
+        note: What the diagnosis does in another way than a worker; empty if nothing.
         source: The Python file that the model came from; empty for other kinds of files.
         keep: Object that must live as long as the model, such as the folder of an unpacked archive.
     """
@@ -83,6 +89,7 @@ class Target:
     config_path: Path | None = None
     root: Path | None = None
     source: str = ""
+    note: str = ""
     keep: Any = field(default=None, repr=False)
 
 
@@ -131,6 +138,7 @@ def load_target(spec: TargetSpec) -> Target:
         model=loaded.model,
         call=Call(*_inputs(loaded, spec, config, path.name)),
         options=_options(config),
+        note=_AUTO_NOTE if config.openvino.precision == "auto" and config.backend is not None else "",
         name=f"{path.name}:{factory}" if factory else path.name,
         dynamic=bool(config.pt2.dynamic) or config.openvino.batching.mode == "dynamic",
         verify=config.openvino.verify,
@@ -259,6 +267,8 @@ def _inputs(loaded: _Loaded, spec: TargetSpec, config: ServingConfig, name: str)
 
 
 def _options(config: ServingConfig) -> ResolvedOptions:
-    """Returns the backend's options without a cache, which would answer without tracing."""
-    resolved = config.backend or resolve_options(None)
+    """Returns a worker's options without a cache, which would answer without tracing."""
+    resolved, stated = config.backend or resolve_options(None), config.openvino.precision
+    if precision.is_open(resolved) and stated not in {"f32", "auto"}:
+        resolved = precision.with_precision(resolved, stated, f"{precision.KEY}: {stated}")
     return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))

@@ -12,6 +12,7 @@ from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.modes import SERVING
 from torchserve_openvino.serving.prepare import Preparation, probe_shapes
+from torchserve_openvino.serving.verification.measures import Relative
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def prepare_parts(parts: Iterable[Part], context: WorkerContext, within: str = "
         graphs, fallbacks = list(tracker.graphs), sum(tracker.fallback_counts().values())
         for_part = _for_part(context, part)
         shapes = part.known or probe_shapes(part.calls.graph, for_part, declared=part.inputs)
-        prepared = Preparation(part.calls.graph, for_part, shapes, part=name).run()
+        prepared = Preparation(part.calls.graph, for_part, shapes, part=name, measure=Relative()).run()
         part.calls.use(part.shape, prepared.model)
         prepared_parts[name] = prepared
         facts[name] = {

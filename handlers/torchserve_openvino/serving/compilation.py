@@ -1,6 +1,7 @@
 """Compiles a model for serving: freezes it, warms it up, and wraps it in the `ServedModel` that takes requests."""
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -87,15 +88,17 @@ class Compilation:
         self._tracker = tracker
 
     def make(
-        self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, cached: bool = True
+        self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, trial: Sequence[Case] = ()
     ) -> Prepared:
         """Compiles the model and warms it up.
 
         Args:
             resolved: The backend's options; None where a foreign backend compiles.
             open_axes: Axes whose sizes one graph leaves open.
-            cached: Whether to read and write the cache, and to record the compilation in the report; False for a trial.
+            trial: The cases to compile for a trial, which neither uses the cache nor is recorded in the report. By
+                default, all cases are compiled, to be served.
         """
+        cached, cases = not trial, trial or self._shapes.cases
         begin_step("preparing the compiler")
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
@@ -121,7 +124,7 @@ class Compilation:
         one = CompileSpec(dynamic=True, options=pt2.options or None, resolved=resolved)
         make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
-        if self._freezes and self._shapes.cases:
+        if self._freezes and cases:
             # Before the first call, so that verification sees the calls that are served, and they may be cached.
             compiled.freeze()
         only = None
@@ -140,10 +143,10 @@ class Compilation:
             counters=self._counters,
             beyond=None if dynamic else bounded,
         )
-        if self._shapes.cases:
+        if cases:
             # Where one graph is to serve all shapes, none of them may be compiled anew.
             planned = nullcontext if dynamic or open_axes is not None else compiled.report.tracker.planned_compilation
-            seconds = warm_up(served.run_exactly, served, self._shapes.cases, planned)
+            seconds = warm_up(served.run_exactly, served, cases, planned)
             compiled.report.tracker.add_timing("warmup_seconds", seconds)
         return Prepared(served, compiled.report, self._shapes.cases, self._shapes.signatures, open_axes is not None)
 

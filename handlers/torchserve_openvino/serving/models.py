@@ -117,7 +117,7 @@ def prepare_models(
             continue
         samples, declared = calls.get(path, []), seen.declared.get(path, ())
         shapes = probe_shapes(module, context, declared=declared, samples=samples)
-        part = Preparation(module, context, shapes, part=path)
+        part = Preparation(module, context, shapes, part=path, measure=seen.measures.get(path))
         prepared = part.run() if samples or declared else part.unasked()
         if not samples and not declared:
             models.report.tracker.add_note(f"no sample calls {path}; it compiles at the first request that does")

@@ -35,10 +35,12 @@ INT8 = "int8"
 MIN_GAIN = 1.1
 # Confidence required that the median gain is at least `MIN_GAIN`.
 CONFIDENCE = 0.95
+# Fewer pairs give no bound with that confidence, whatever they show.
+LEAST_PAIRS = 5
 # With fewer pairs, the bound of the gain is the worst pair's; more pairs average out the machine's noise.
 MIN_PAIRS, MAX_PAIRS = 8, 41
-# Time limit for comparing two precisions; `MIN_PAIRS` are timed in any case.
-MAX_SECONDS = 20.0
+# After this time, `MIN_PAIRS` pairs are enough.
+ENOUGH_SECONDS = 4.0
 # Folder in the unpacked archive where a worker without a cache stores its decision for the model's other workers.
 FOLDER = f"{WORKERS_PREFIX}precision"
 
@@ -69,13 +71,18 @@ def is_open(resolved: ResolvedOptions | None) -> bool:
 
 
 def candidates(resolved: ResolvedOptions) -> list[str]:
-    """Returns what ``auto`` tries: f32 and the precisions that the device computes fast; only f32 for a virtual one."""
+    """Returns what ``auto`` tries: f32 and the precisions that the device computes fast; only f32 for a virtual one.
+
+    The fastest come first, since the time for trials is limited. Where there is bf16, f16 is no candidate: it is as
+    fast, and overflows at 65,504.
+    """
     device = resolved.options.device
     if ":" in device or device == "AUTO":
         return ["f32"]
     capabilities = device_capabilities(device)
+    narrow = [name for fast, name in CAPABILITIES.items() if fast in capabilities and name != "f32"]
     split = [BF16X3] if no_bf16x3(device) is None else []
-    return ["f32", *split, *(name for fast, name in CAPABILITIES.items() if fast in capabilities and name != "f32")]
+    return ["f32", *narrow[:1], *split]
 
 
 def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> ResolvedOptions:
@@ -108,11 +115,25 @@ def with_precision(resolved: ResolvedOptions, precision: str, source: str) -> Re
 # --- auto: measured once ------------------------------------------------------------------------------------------
 
 
-def timed_pairs(first: Callable[[], object], second: Callable[[], object]) -> list[float]:
-    """Times two calls alternately; returns the first one's seconds divided by the second one's, for each pair."""
+def timed_pairs(
+    first: Callable[[], object], second: Callable[[], object], seconds: float, enough: float = ENOUGH_SECONDS
+) -> list[float]:
+    """Times two calls alternately; returns the first one's seconds divided by the second one's, for each pair.
+
+    The number of pairs depends on the time that they take and not on what they show, which would bias the result.
+
+    Args:
+        first: A call.
+        second: Another call.
+        seconds: Time limit; the pair that exceeds it is the last.
+        enough: Time after which `MIN_PAIRS` pairs are enough.
+    """
     ratios: list[float] = []
     start = time.perf_counter()
-    while len(ratios) < MIN_PAIRS or (len(ratios) < MAX_PAIRS and time.perf_counter() - start < MAX_SECONDS):
+    while len(ratios) < MAX_PAIRS:
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds or (elapsed >= enough and len(ratios) >= MIN_PAIRS):
+            break
         # The order alternates, since the later call of a pair finds the CPU caches filled by the earlier one.
         if len(ratios) % 2:
             after, before = _seconds(second), _seconds(first)
@@ -141,24 +162,36 @@ def sure_median(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
     return sorted(values)[below - 1] if below else -math.inf
 
 
-def choose(trials: Sequence[TimedPrecision]) -> int:
-    """Returns the index of the trial to serve.
+def ranking(trials: Sequence[TimedPrecision]) -> list[str]:
+    """Returns the precisions that may be served, best first; the last one is f32.
 
-    It is the first, f32, unless another passed verification, has at least f32's coverage, and is faster by `MIN_GAIN`
-    with `CONFIDENCE`. If f32 failed verification, it is chosen all the same, and refused or reported later: another
+    Another one is served only if it passed verification, has at least f32's coverage, and is faster by `MIN_GAIN` with
+    `CONFIDENCE`. If f32 failed verification, it is chosen all the same, and refused or reported later: another
     precision's wider tolerance would only hide the failure.
     """
-    best = 0
-    others = trials[1:] if trials[0].verify["passed"] else ()
-    for index, trial in enumerate(others, 1):
-        right = trial.verify["passed"] and trial.coverage >= trials[0].coverage
-        if right and trial.sure_gain >= MIN_GAIN and (not best or trial.gain > trials[best].gain):
-            best = index
-    return best
+    base, *others = trials
+    if not base.verify["passed"]:
+        return [base.precision]
+    right = [
+        trial
+        for trial in others
+        if trial.verify["passed"] and trial.coverage >= base.coverage and trial.sure_gain >= MIN_GAIN
+    ]
+    return [trial.precision for trial in sorted(right, key=lambda trial: -trial.gain)] + [base.precision]
 
 
-def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
-    """Returns the choice and the results of all trials, JSON-safe."""
+def explain(
+    trials: Sequence[TimedPrecision], *, not_tried: Mapping[str, str] | None = None, cases: Sequence[str] = (),
+    seconds: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the choice and the results of all trials, JSON-safe.
+
+    Args:
+        trials: Of f32 first.
+        not_tried: Why each of the other candidates was not tried.
+        cases: Names of the shapes that were timed.
+        seconds: How long the trials took.
+    """
     tried = {
         trial.precision: {
             "gain": round(trial.gain, 3),
@@ -174,7 +207,33 @@ def explain(trials: Sequence[TimedPrecision], chosen: int) -> dict[str, Any]:
         }
         for trial in trials
     }
-    return {"chosen": trials[chosen].precision, "needs_gain": MIN_GAIN, "tried": tried}
+    order = ranking(trials)
+    return {
+        "chosen": order[0],
+        "order": order,
+        "needs_gain": MIN_GAIN,
+        "tried": tried,
+        "not_tried": dict(not_tried or {}),
+        "rejected": {},
+        "cases": list(cases),
+        "seconds": round(seconds, 1),
+    }
+
+
+def without(facts: Mapping[str, Any], name: str, problem: str) -> dict[str, Any]:
+    """Returns a decision for the next best precision.
+
+    Args:
+        facts: What `explain` returned.
+        name: The precision that is not served.
+        problem: Why it is not.
+    """
+    order = [each for each in facts["order"] if each != name]
+    kept = {key: value for key, value in facts.items() if key != "decided"}
+    return {**kept, "chosen": order[0], "order": order, "rejected": {**facts["rejected"], name: problem}}
+
+
+_Name = Literal["f32", "bf16x3", "bf16", "f16", "int8"]
 
 
 class _Trial(BaseModel):
@@ -196,9 +255,14 @@ class _StoredChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    chosen: Literal["f32", "bf16x3", "bf16", "f16", "int8"]
+    chosen: _Name
+    order: list[_Name]
     needs_gain: float
     tried: dict[str, _Trial]
+    not_tried: dict[str, str]
+    rejected: dict[str, str]
+    cases: list[str]
+    seconds: float
 
 
 class Decisions:
@@ -209,7 +273,7 @@ class Decisions:
         model_dir: The unpacked archive, which the model's workers share; used if there is no writable cache.
         model: The eager model.
         resolved: The backend's options.
-        cases: Names of the shapes that are timed.
+        cases: Names of the shapes that are compiled.
         quantized: Digest of the weights of the quantised model beside it; empty if there is none.
         judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """

@@ -1,28 +1,24 @@
 """Prepares a model before READY: compiles it for every declared shape in the chosen precision, and verifies it."""
 
 import logging
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import torch
-
 from torchserve_openvino.backend import CompiledModule
-from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving import precision
+from torchserve_openvino.serving import precision, slower, trial
 from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.observation.observe import Call
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
-from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
 from torchserve_openvino.serving.verification import verify
@@ -30,6 +26,10 @@ from torchserve_openvino.serving.verification.admission import Admission
 from torchserve_openvino.serving.verification.measures import Measure
 
 logger = logging.getLogger(__name__)
+
+
+class _PrecisionFailed(Exception):
+    """Answers of some shape in a chosen precision differ from eager PyTorch's."""
 
 
 def probe_shapes(
@@ -121,7 +121,9 @@ class Preparation:
         if wanted != "auto":
             source = "default" if wanted == "f32" else f"{precision.KEY}: {wanted}"
             return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
-        tried = precision.candidates(resolved) + ([precision.INT8] if self._int8 is not None else [])
+        tried = precision.candidates(resolved)
+        if self._int8 is not None:
+            tried.insert(1, precision.INT8)
         if len(tried) < 2 or self._admission.skipped:
             why = self._admission.skipped or f"no precision is known to be faster than f32 on {resolved.options.device}"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
@@ -134,30 +136,51 @@ class Preparation:
         with decisions.lock():
             facts = decisions.load()
             if facts is None:
-                facts = self._measure(resolved, tried)
+                eager_seconds = partial(run_case, self._eager, self._eager)
+                facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds)
                 if not decisions.save(facts) and facts["chosen"] != "f32":
-                    facts |= {"chosen": "f32", "why": "the decision cannot be stored for the other workers"}
-        return self._chosen(resolved, facts)
+                    facts |= {
+                        "chosen": "f32", "order": ["f32"],
+                        "why": "the decision cannot be stored for the other workers",
+                    }  # fmt: skip
+        return self._chosen(resolved, facts, decisions)
 
-    def _chosen(self, resolved: ResolvedOptions, facts: dict[str, Any]) -> Prepared:
-        """Compiles and verifies the model in the precision that `precision: auto` chose."""
-        name = facts["chosen"]
-        logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
-        prepared = self._candidate(name)._admitted(
-            precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto")
-        )
-        prepared.report.tracker.set_config("precision_choice", facts)
-        return prepared
+    def _chosen(
+        self, resolved: ResolvedOptions, facts: dict[str, Any], decisions: precision.Decisions | None = None
+    ) -> Prepared:
+        """Compiles all shapes in the precision that `precision: auto` chose, or the next best where that one fails."""
+        while True:
+            of = self._candidate(name := facts["chosen"])
+            graph = of._graph
+            logger.info("Precision %s is served (%s: auto): %s", name, precision.KEY, facts)
+            options = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto")
+            try:
+                prepared = of._admitted(options, is_last=name == "f32")
+            except _PrecisionFailed as failed:
+                # It may have been compiled in separate graphs to no avail.
+                of._graph = graph
+                logger.warning("Precision %s is not served, because a shape fails verification: %s", name, failed)
+                facts = precision.without(facts, name, str(failed))
+                if decisions is not None:
+                    decisions.save(facts)
+                continue
+            prepared.report.tracker.set_config("precision_choice", facts)
+            return prepared
 
-    def _admitted(self, resolved: ResolvedOptions | None) -> Prepared:
-        """Compiles the model, and compares it with eager PyTorch where that is possible."""
+    def _admitted(self, resolved: ResolvedOptions | None, *, is_last: bool = True) -> Prepared:
+        """Compiles the model, and compares it with eager PyTorch where that is possible.
+
+        Raises:
+            _PrecisionFailed: Answers differ, and another precision is left.
+        """
         prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
         if flaw := self._graph.flaw(prepared.report.summary):
             prepared = self._one_for_each(prepared, resolved, flaw)
         if self._admission.skipped:
             self._admission.note_skipped(prepared.report, type(self._eager).__name__)
         else:
-            prepared = self._verified(prepared, resolved)
+            prepared = self._verified(prepared, resolved, is_last)
+        slower.step_aside(prepared, self._section, self._admission.times)
         if self._shapes.inputs is not None:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared
@@ -170,7 +193,7 @@ class Preparation:
             prepared.model.compiled.drop()
         return self._compilation.make(resolved)
 
-    def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None) -> Prepared:
+    def _verified(self, prepared: Prepared, resolved: ResolvedOptions | None, is_last: bool) -> Prepared:
         """Compares the model's answers with eager PyTorch's; compiles it again if wrong ones came from the cache."""
         result = self._admission.compare(prepared.model, prepared.report)
         compiled = prepared.model.compiled
@@ -185,6 +208,10 @@ class Preparation:
         if not result["passed"] and self._graph.limit:
             prepared = self._one_for_each(prepared, resolved, verify.failure(result))
             result = self._admission.compare(prepared.model, prepared.report)
+        if not result["passed"] and not is_last:
+            if isinstance(prepared.model.compiled, CompiledModule):
+                prepared.model.compiled.drop()
+            raise _PrecisionFailed(verify.failure(result))
         self._admission.judge(prepared.report, result)
         return prepared
 
@@ -207,41 +234,14 @@ class Preparation:
         """Returns what prepares the model for a precision."""
         return self._int8 if self._int8 is not None and name == precision.INT8 else self
 
-    def _measure(self, resolved: ResolvedOptions, tried: Sequence[str]) -> dict[str, Any]:
-        """Compiles and verifies each precision, and times it against f32; returns the choice, JSON-safe."""
-        base: Prepared | None = None
-        trials: list[precision.TimedPrecision] = []
-        for name in tried:
-            logger.info("Precision %s: compiling, verifying, timing", name)
-            # Without the cache, which may be packaged in an archive: losing trials would only fill it.
-            options = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto")
-            of = self._candidate(name)
-            prepared = of._compilation.make(options, open_axes=of._graph.open_axes, cached=False)
-            result = of._admission.compare(prepared.model, prepared.report, name)
-            trial = precision.TimedPrecision(name, result, coverage=prepared.report.summary.coverage)
-            if base is None:
-                base = prepared
-            else:
-                pairs = precision.timed_pairs(self._calls(base), self._calls(prepared))
-                gain, sure = statistics.median(pairs), precision.sure_median(pairs)
-                trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
-            trials.append(trial)
-        del (
-            prepared,
-            base,
+    def _trial(self, name: str, resolved: ResolvedOptions) -> trial.Candidate:
+        """Returns how a precision is tried."""
+        options, of = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto"), self._candidate(name)
+        return trial.Candidate(
+            name,
+            lambda cases: of._compilation.make(options, open_axes=of._graph.open_axes, trial=cases),
+            lambda prepared, cases: of._admission.compare(prepared.model, prepared.report, name, cases),
         )
-        # Dynamo keeps what it compiled as long as the model lives; only the winner may take memory.
-        torch.compiler.reset()
-        return precision.explain(trials, precision.choose(trials))
-
-    def _calls(self, prepared: Prepared) -> Callable[[], object]:
-        """Returns a function that calls the model once with its smallest and once with its largest case.
-
-        A model of twenty shapes would else be timed for minutes; all shapes are verified.
-        """
-        cases = sorted(self._shapes.cases, key=lambda case: _values(case.inputs))
-        timed = [cases[0], cases[-1]] if len(cases) > 1 else cases
-        return lambda: [run_case(prepared.model.compiled, prepared.model, case) for case in timed]
 
     def _release(self, prepared: Prepared) -> None:
         compiled = prepared.model.compiled
@@ -258,8 +258,3 @@ class Preparation:
 def _hint(name: str) -> str:
     """Returns the precision of what a candidate computes in floats."""
     return "f32" if name == precision.INT8 else name
-
-
-def _values(inputs: Inputs) -> int:
-    """Returns how many numbers a call is given."""
-    return sum(tensor.numel() for tensor in output_tensors(inputs))

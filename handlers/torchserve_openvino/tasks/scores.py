@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import NonFiniteOutputError
-from torchserve_openvino.serving.verification.measures import Measure, Top1
+from torchserve_openvino.serving.verification.measures import Independent, Measure, Top1
 
 
 def probabilities(logits: torch.Tensor) -> list[float]:
@@ -39,10 +39,13 @@ def class_scores(config: Any, logits: torch.Tensor) -> list[float]:
 
 
 def measure_of(config: Any) -> Measure | None:
-    """Returns how scores in a narrower precision are judged; None where labels are independent, or for a regression.
+    """Returns how scores in a narrower precision are judged; None for a regression.
 
     Args:
         config: The model's configuration.
     """
-    one_of_them = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
-    return Top1() if one_of_them else None
+    if config.problem_type == "regression":
+        return None
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return Independent()
+    return Top1()

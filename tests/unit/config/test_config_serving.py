@@ -47,6 +47,21 @@ def ours(section):
     return load_serving_config({"handler": {"openvino": section}}, env={}).openvino
 
 
+def test_templates_leave_the_precision_to_a_measurement():
+    stated = {
+        path.stem: config.openvino.precision
+        for path in MODEL_CONFIGS.glob("*.yaml")
+        if path.stem != "metrics"
+        for config in [load_serving_config(path, env={}, check_device=False)]
+    }
+    # An NPU's precision is fixed, generated text has `generate.weights`, and a trial in f32 on a GPU takes minutes.
+    assert {name: each for name, each in stated.items() if each != "auto"} == {
+        "gpu": "f16", "npu": "f32", "text-generation": "f32"
+    }  # fmt: skip
+    texts = "".join(path.read_text() for path in MODEL_CONFIGS.glob("*.yaml"))
+    assert "INFERENCE_PRECISION_HINT: f32" not in texts
+
+
 def test_the_contracts_example(write):
     path = write(CONTRACT)
     config = load_serving_config(path, env={})

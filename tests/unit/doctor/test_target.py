@@ -8,6 +8,7 @@ import torch
 from ill_models import WELL, written
 
 from encoder import ENCODER, encoder
+from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.inputs import parse_inputs
@@ -81,6 +82,25 @@ def test_options_of_the_yaml_hold_and_no_cache_is_used(tmp_path: Path) -> None:
     assert options.disabled_ops == ("aten.relu",) and options.config == {"PERFORMANCE_HINT": "LATENCY"}
     assert not options.model_caching and options.cache_dir is None
     assert target.dynamic and target.config_path == Path(config)
+
+
+@pytest.mark.parametrize(("stated", "hint"), [("f32", "f32"), ("bf16", "bf16"), ("auto", "f32")])
+def test_the_precision_of_the_yaml_is_diagnosed_and_auto_says_what_it_is(
+    tmp_path: Path, stated: str, hint: str
+) -> None:
+    if hint == "bf16" and "BF16" not in device_capabilities("CPU"):
+        pytest.skip("needs a CPU with bf16")
+    config = written(
+        tmp_path,
+        "model-config.yaml",
+        f"pt2: {{compile: {{enable: true, backend: openvino}}}}\nhandler: {{openvino: {{precision: {stated}}}}}\n",
+    )
+    target = load_target(TargetSpec(written(tmp_path, f"precise_{stated}.py", WELL), config))
+    assert target.options.options.ov_config()["INFERENCE_PRECISION_HINT"] == hint
+    found = diagnose(target)
+    assert found.summary["precision"] == hint == found.comparison["precision"] and not found.comparison["verdict"]
+    notes = [note for note in found.report["notes"] if "handler.openvino.precision is auto" in note]
+    assert bool(notes) == (stated == "auto")
 
 
 def test_nothing_known_of_the_inputs_names_the_ways(tmp_path: Path) -> None:

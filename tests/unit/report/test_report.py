@@ -109,7 +109,7 @@ def test_text_names_everything_that_matters() -> None:
 def test_kinds_are_those_of_the_design() -> None:
     design = "graph_break unsupported_op disabled_op conversion_failed compile_failed runtime_failed".split()
     # A piece that is quicker in eager PyTorch is none of those, nor is one that OpenVINO's compiler does not survive.
-    assert set(FALLBACK_KINDS) == {*design, "compile_died", "outside_compiled", "tiny_partition"}
+    assert set(FALLBACK_KINDS) == {*design, "compile_died", "outside_compiled", "slower", "tiny_partition"}
 
 
 def test_the_comparison_with_eager_fits_on_a_line() -> None:

@@ -7,8 +7,16 @@ import torch
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving import precision, prepare
-from torchserve_openvino.serving.verification.measures import Cosine, Measure, Relative, Top1
+from torchserve_openvino.serving import precision, trial
+from torchserve_openvino.serving.verification.measures import (
+    Cosine,
+    Detections,
+    Independent,
+    Measure,
+    Relative,
+    Similarities,
+    Top1,
+)
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -24,7 +32,7 @@ def bf16_is_faster(monkeypatch) -> None:
     """bf16 is the only candidate beside f32, and wins if it passes."""
     monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "BF16", "INT8"])
     monkeypatch.setattr(precision, "no_bf16x3", lambda device: "needs a CPU with AMX.")
-    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: [1.5] * 20)
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second, seconds: [1.5] * 20)
 
 
 def started(made: Any, kind: type[TensorHandler]) -> dict:
@@ -65,6 +73,70 @@ LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.30, 0.29, 0.0]])
 def test_a_measure_judges_what_users_read(measure, got, expected, problem) -> None:
     said = measure.problem(got, expected)
     assert problem in said and bool(said) == bool(problem)
+
+
+BOXES = torch.tensor([[[0.5, 0.5, 0.2, 0.2], [0.2, 0.3, 0.1, 0.1], [0.8, 0.8, 0.1, 0.3]]])
+# Two objects of classes 0 and 1, and a query without one; the last class is "no object".
+OBJECTS = torch.tensor([[[6.0, 0.0, 0.0], [0.0, 5.0, 0.0], [-3.0, -3.0, 6.0]]])
+SHIFT = torch.tensor([0.05, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("logits", "boxes", "wrong"),
+    [
+        (OBJECTS + 0.01, BOXES + 0.001, ""),
+        # Queries may come in another order, as those that a first stage of the model selects.
+        (OBJECTS.flip(1), BOXES.flip(1), ""),
+        (OBJECTS, BOXES + SHIFT, "lacks 2 of eager's objects, and has 2 others"),
+        # The place of what is no object does not matter.
+        (OBJECTS, torch.cat([BOXES[:, :2], BOXES[:, 2:] + SHIFT], 1), ""),
+        (OBJECTS.roll(1, -1), BOXES, "lacks 2"),
+        (
+            OBJECTS - torch.tensor([[[3.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3]]),
+            BOXES,
+            "lacks 1 of eager's objects, and has 1",
+        ),
+        (OBJECTS * float("nan"), BOXES, "lacks 3"),
+        (torch.zeros_like(OBJECTS) + OBJECTS[:, :1], BOXES, "has 2 others"),
+    ],
+)
+def test_detections_are_judged_by_label_place_and_score(logits, boxes, wrong) -> None:
+    said = Detections(has_no_object=True).problems([logits, boxes], [OBJECTS, BOXES])
+    assert wrong in "".join(said) and bool(said) == bool(wrong)
+
+
+def test_detections_of_sigmoids_have_no_class_for_nothing() -> None:
+    sigmoids = OBJECTS - 3.0
+    assert not Detections().problems([sigmoids, BOXES], [sigmoids, BOXES])
+    assert "image 0: lacks 1" in Detections().problems([sigmoids - torch.eye(3)[2], BOXES], [sigmoids, BOXES])[0]
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "problem"),
+    [
+        ([[1.0], [0.5]], [[1.01], [0.5]], ""),
+        ([[1.0], [0.5]], [[1.2], [0.5]], "score that differs"),
+        # Both scores are almost 1 so that only the order shows the difference.
+        ([[9.0], [9.5]], [[9.5], [9.0]], "orders 1 pair"),
+        ([[9.0], [9.02]], [[9.02], [9.0]], ""),
+        ([[float("nan")], [0.0]], [[0.0], [0.0]], "differs by nan"),
+    ],
+)
+def test_a_ranking_keeps_its_clear_order_and_its_scores(got, expected, problem) -> None:
+    said = Independent().problem(torch.tensor(got), torch.tensor(expected))
+    assert problem in said and bool(said) == bool(problem)
+
+
+def test_vectors_are_judged_by_the_probabilities_of_labels() -> None:
+    torch.manual_seed(0)
+    vectors, labels = (torch.nn.functional.normalize(torch.randn(n, 512), dim=-1) for n in (4, 6))
+    # The cosine with eager's vector is 0.9998, which a bound on the cosine would accept.
+    moved = torch.nn.functional.normalize(vectors + 0.02 * labels[0], dim=-1)
+    assert not Cosine().problem(moved, vectors)
+    assert "probability" in Similarities(references=labels, scale=100.0).problem(moved, vectors)
+    assert not Similarities(references=labels, scale=1.0).problem(moved, vectors)
+    assert "score" in Similarities(references=labels, scale=100.0, independent=True).problem(moved, vectors)
+    assert not Similarities(references=labels, scale=100.0).problem(vectors + 1e-5, vectors)
 
 
 def test_the_chosen_precision_meets_the_tasks_measure_and_the_report_says_so(archive, bf16_is_faster) -> None:
@@ -110,9 +182,9 @@ def test_a_bound_of_another_task_is_refused_by_name(archive, kind, measure, mess
 def test_the_smallest_and_the_largest_shape_are_timed_and_all_verified(archive, bf16_is_faster, monkeypatch) -> None:
     sizes: list[int] = []
 
-    def timed(first, second) -> list[float]:
+    def timed(first, second, seconds) -> list[float]:
         with monkeypatch.context() as patched:
-            patched.setattr(prepare, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
+            patched.setattr(trial, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
             second()
         return [1.5] * 20
 

@@ -1,6 +1,7 @@
 """One precision for a model: f32, what the YAML names, or what was measured once."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from encoder import build
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.serving import precision
+from torchserve_openvino.serving import compilation, precision
+from torchserve_openvino.serving import trial as trials_of
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.precision import (
     TimedPrecision,
     candidates,
-    choose,
     explain,
+    ranking,
     sure_median,
     with_precision,
 )
+from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -42,7 +45,7 @@ def gains(monkeypatch, *pairs: float) -> list[int]:
     """Makes timing return these gains; the returned list gets an element for each call."""
     asked: list[int] = []
 
-    def timed(first, second) -> list[float]:
+    def timed(first, second, seconds) -> list[float]:
         first(), second()
         asked.append(1)
         return list(pairs) * 10
@@ -75,9 +78,8 @@ def served(made) -> tuple[dict, torch.Tensor]:
     ],
 )
 def test_choice(trials, chosen) -> None:
-    index = choose(trials)
-    assert trials[index].precision == chosen
-    assert explain(trials, index)["chosen"] == chosen
+    assert ranking(trials)[0] == chosen and ranking(trials)[-1] == "f32"
+    assert explain(trials)["chosen"] == chosen
 
 
 def test_a_sure_median_is_below_the_median_of_the_population_as_often_as_it_says() -> None:
@@ -89,9 +91,13 @@ def test_a_sure_median_is_below_the_median_of_the_population_as_often_as_it_says
     assert sure_median(range(1, 9)) == 2
 
 
-def test_candidates_come_from_the_device_and_a_stated_precision_wins(has_bf16) -> None:
+def test_candidates_come_from_the_device_and_a_stated_precision_wins(has_bf16, monkeypatch) -> None:
     assert candidates(resolve_options({})) == ["f32", "bf16"]
     assert candidates(resolve_options({"device": "AUTO:CPU"})) == ["f32"]
+    monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "FP16", "BF16"])
+    assert candidates(resolve_options({})) == ["f32", "bf16"], "f16 is for devices without bf16"
+    monkeypatch.setattr(precision, "device_capabilities", lambda device: ["FP32", "FP16"])
+    assert candidates(resolve_options({})) == ["f32", "f16"]
     assert precision.is_open(resolve_options({}))
     assert not precision.is_open(resolve_options({"config": {"INFERENCE_PRECISION_HINT": "f32"}}))
     assert not precision.is_open(resolve_options({"config": {"EXECUTION_MODE_HINT": "ACCURACY"}}))
@@ -104,11 +110,11 @@ def test_what_the_device_lacks_is_refused_by_name(has_bf16) -> None:
         with_precision(resolve_options({}), "f16", "x")
 
 
-def test_bf16x3_is_a_candidate_before_bf16_where_the_cpu_has_amx(has_bf16, monkeypatch) -> None:
+def test_bf16x3_is_a_candidate_after_bf16_where_the_cpu_has_amx(has_bf16, monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"precision: is bf16x3, which needs a CPU with AMX"):
         with_precision(resolve_options({}), "bf16x3", "x")
     monkeypatch.setattr(precision, "no_bf16x3", lambda device: None)
-    assert candidates(resolve_options({})) == ["f32", "bf16x3", "bf16"]
+    assert candidates(resolve_options({})) == ["f32", "bf16", "bf16x3"]
     assert (
         with_precision(resolve_options({}), "bf16x3", "x").options.ov_config()["INFERENCE_PRECISION_HINT"] == "bf16x3"
     )
@@ -181,7 +187,7 @@ def test_auto_measures_once_and_all_workers_follow(archive, has_bf16, monkeypatc
     assert option["value"] == "bf16" and "auto" in option["source"]
     assert first["verify"]["passed"] and first["serving"]["compiles_after_ready"] == 0
     # Another worker uses the stored decision and does not measure.
-    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: pytest.fail("measured again"))
+    monkeypatch.setattr(precision, "timed_pairs", lambda *calls: pytest.fail("measured again"))
     second, again = served(made)
     assert second["config"]["precision_choice"]["chosen"] == "bf16" and torch.equal(answer, again)
     assert second["config"]["precision_choice"]["decided"]
@@ -224,3 +230,77 @@ def test_a_decision_that_cannot_be_stored_is_not_used(archive, has_bf16, monkeyp
     made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
     choice = served(made)[0]["config"]["precision_choice"]
     assert choice["chosen"] == "f32" and "cannot be stored" in choice["why"]
+
+
+def test_a_trial_compiles_three_shapes_and_all_are_compiled_once_in_the_chosen_precision(
+    archive, has_bf16, monkeypatch
+) -> None:
+    gains(monkeypatch, 1.5)
+    warmed: list[tuple[str, list[str]]] = []
+    warm_up = compilation.warm_up
+
+    def recorded(compiled, served, cases, planned) -> float:
+        warmed.append((served.compiled.report.summary.precision, [case.name for case in cases]))
+        return warm_up(compiled, served, cases, planned)
+
+    monkeypatch.setattr(compilation, "warm_up", recorded)
+    warmup = {"inputs": [{"shape": ["length", 4]}]}
+    dims = {"mode": "exact", "dims": {"length": [2, 3, 4, 8]}}
+    section = {"warmup": warmup, "batching": dims, "precision": "auto"}
+    handler = TensorHandler()
+    handler.initialize(archive({"handler": {"openvino": section}}, weights=save_weights, batch_size=3).context)
+    report = handler.describe_handle()
+    few = ["batch 1, length 2", "batch 1, length 8", "batch 3, length 8"]
+    assert [names for _, names in warmed[:2]] == [few, few]
+    assert len(warmed) == 3 and len(warmed[2][1]) == 12
+    choice = report["config"]["precision_choice"]
+    assert choice["chosen"] == "bf16" and choice["cases"] == few
+    assert report["verify"]["passed"] and report["verify"]["cases"] == 12
+
+
+def test_without_time_for_another_precision_f32_is_served_and_the_report_says_so(
+    archive, has_bf16, monkeypatch
+) -> None:
+    asked = gains(monkeypatch, 2.0)
+    monkeypatch.setattr(trials_of, "BUDGET_SECONDS", 0.0)
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
+    choice = served(made)[0]["config"]["precision_choice"]
+    assert choice["chosen"] == "f32" and not asked and set(choice["tried"]) == {"f32"}
+    assert "0.0 s of the 0 s for trials are left" in choice["not_tried"]["bf16"]
+    assert "handler.openvino.precision" in choice["not_tried"]["bf16"]
+    # The decision is stored nevertheless.
+    assert served(made)[0]["config"]["precision_choice"]["decided"]
+
+
+def test_timing_ends_with_the_time_limit_and_too_few_pairs_decide_nothing() -> None:
+    assert precision.timed_pairs(lambda: None, lambda: None, 0.0) == []
+    pairs = precision.timed_pairs(lambda: time.sleep(0.02), lambda: time.sleep(0.01), 0.1)
+    assert 2 <= len(pairs) < precision.MIN_PAIRS
+    assert len(precision.timed_pairs(lambda: None, lambda: None, 9.0, enough=0.0)) == precision.MIN_PAIRS
+    assert sure_median([3.0] * precision.LEAST_PAIRS) == 3.0
+
+
+def test_a_precision_that_fails_at_a_shape_outside_its_trial_is_replaced_by_the_next_one(
+    archive, has_bf16, monkeypatch
+) -> None:
+    gains(monkeypatch, 1.5)
+    # A batch of 2 is neither the smallest nor the largest, and in bf16 it is wrong.
+    compare = verify.compare
+
+    def compared(compiled, eager, cases, *, precision, **settings):
+        result = compare(compiled, eager, cases, precision=precision, **settings)
+        if precision == "bf16" and any(case.name == "batch 2" for case in cases):
+            result |= {"passed": False, "problems": ["batch 2, random: differs"]}
+        return result
+
+    monkeypatch.setattr(verify, "compare", compared)
+    section = {"warmup": {"inputs": WARMUP["inputs"]}, "precision": "auto", "batching": {"buckets": [1, 2, 4]}}
+    made = archive({"handler": {"openvino": section}}, weights=save_weights, batch_size=4)
+    report, _ = served(made)
+    choice = report["config"]["precision_choice"]
+    assert choice["tried"]["bf16"]["passed"] and choice["chosen"] == "f32" == report["summary"]["precision"]
+    assert "batch 2, random: differs" in choice["rejected"]["bf16"] and report["verify"]["passed"]
+    assert report["summary"]["graphs"] == 3, "what was compiled in bf16 is not in the report"
+    # The other workers do not compile it in bf16 again.
+    again = served(made)[0]["config"]["precision_choice"]
+    assert again["chosen"] == "f32" and again["decided"] and again["rejected"] == choice["rejected"]

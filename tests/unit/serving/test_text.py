@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+from torchserve_openvino.backend.runtime.compare import largest_allowed
 from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -48,7 +49,9 @@ def test_a_sentence_encoder_by_the_shipped_configuration(archive) -> None:
     for answer, ids in zip(answers, asked, strict=True):
         with torch.no_grad():
             expected = eager(torch.tensor(ids), torch.ones(1, len(ids[0]), dtype=torch.int64))
-        torch.testing.assert_close(torch.tensor(answer), expected, rtol=1e-3, atol=1e-3)
+        # The configuration leaves the precision to a measurement.
+        limit = largest_allowed(expected, report["summary"]["precision"])
+        torch.testing.assert_close(torch.tensor(answer), expected, rtol=0, atol=limit)
     (refused,) = made.handle(handler, {"inputs": {"input_ids": [[101] * 17]}})
     assert made.status(0) == 400 and "1 to 16" in refused["message"]
     (refused,) = made.handle(handler, {"inputs": {"input_ids": [[30522]]}})

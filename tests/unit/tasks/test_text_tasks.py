@@ -376,7 +376,7 @@ def test_auto_judges_bf16_of_a_real_embedder_by_the_cosine_of_its_rows(tmp_path:
     if "BF16" not in precision.device_capabilities("CPU"):
         pytest.skip("needs a CPU with bf16")
     monkeypatch.setattr(precision, "no_bf16x3", lambda device: "is not tried here.")
-    monkeypatch.setattr(precision, "timed_pairs", lambda first, second: [1.5] * 20)
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second, seconds: [1.5] * 20)
     openvino = {"text": {"lengths": [32]}, "batching": {"buckets": [4]}, "precision": "auto"}
     worker = Worker(tmp_path / "archive", SentenceEmbedder, minilm(), openvino)
     report = worker.handler.describe_handle()

@@ -25,6 +25,7 @@ from vision_worker import (
 import hub_vision_models
 from documents import python_answer, same_form, schema_problems, task_examples
 from hub_vision_models import LABELS, vision_model
+from torchserve_openvino.serving import precision
 from torchserve_openvino.tasks.scores import class_scores
 
 
@@ -249,3 +250,14 @@ def test_other_forms_of_answers_are_those_of_the_schema(serve, task, parameters)
     assert schema_problems(task, "request", body) == []
     answer = serve(task).one(body)
     assert answer and schema_problems(task, "answer", answer) == []
+
+
+@pytest.mark.parametrize("task", ["object_detector", "zero_shot_image_classifier"])
+def test_auto_judges_bf16_by_what_users_read(tmp_path, monkeypatch, task) -> None:
+    if "BF16" not in precision.device_capabilities("CPU"):
+        pytest.skip("needs a CPU with bf16")
+    monkeypatch.setattr(precision, "no_bf16x3", lambda device: "is not tried here.")
+    monkeypatch.setattr(precision, "timed_pairs", lambda first, second, seconds: [1.5] * 20)
+    worker = started(tmp_path / "archive", task, vision_model(task, tmp_path / "saved"), precision="auto")
+    tried = worker.handler.describe_handle()["config"]["precision_choice"]["tried"]["bf16"]
+    assert tried["measure"] == {"name": "probability", "bound": 0.02}

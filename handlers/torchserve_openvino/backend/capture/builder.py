@@ -25,7 +25,7 @@ from torchserve_openvino.backend.routes.serialized_part import Blueprint
 from torchserve_openvino.backend.runtime.assemble import assemble
 from torchserve_openvino.backend.runtime.build import Built, build, compile_as_is, note_built
 from torchserve_openvino.backend.runtime.execute import CompiledPartition, GuardedPartition, count_runtime_failure
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import CompileDiedError
 from torchserve_openvino.ops import Refusal, op_name
@@ -227,6 +227,7 @@ class GraphBuilder:
                 functools.partial(count_runtime_failure, settings.tracker, self._name(part.name)),
                 part.returns_tuple,
             )
+            settings.running[calls[part.name]] = RunningPartition(self._record, record)
             record.builds += 1
         settings.tracker.add_build()
         run = settings.instrumentation.watch(

@@ -35,7 +35,7 @@ from torchserve_openvino.backend.routes.serialized_part import attributes
 from torchserve_openvino.backend.routes.serialized_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.identity.key import digest, graph_options
 from torchserve_openvino.cache.identity.tensors import named_weights, tensor_digest
@@ -220,6 +220,7 @@ class CallCache:
                 functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part.name}"),
                 part.returns_tuple,
             )
+            self._settings.running[calls[part.name]] = RunningPartition(record, partition)
         whole = body.whole
         if whole is not None:
             slots = [(kind, decode(value)) for kind, value in whole.slots]

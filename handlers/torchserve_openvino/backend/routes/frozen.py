@@ -159,10 +159,7 @@ class FrozenCalls:
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key | None, list[Any], "Route | None"]:
         """Returns the key of a call (None if it can't be recorded), its leaves, and its confirmed route, if any."""
-        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
-            leaves, spec = [args[0]], None
-        else:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = _leaves(args, kwargs)
         key = _key(leaves, spec)
         entry = self._recorded.get(key) if key is not None else None
         return key, leaves, entry if entry is not None and entry.confirmed else None
@@ -238,6 +235,17 @@ class FrozenCalls:
             self._recorded[key] = None
         self.refused[reason] = self.refused.get(reason, 0) + 1
         logger.info("A call stays guarded after freeze(): %s", reason)
+
+
+def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
+    """Returns what a call has in common with others of its shapes and modes; None for inputs of other kinds."""
+    return _key(*_leaves(args, kwargs))
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+        return [args[0]], None
+    return pytree.tree_flatten((args, kwargs))
 
 
 def _same_attributes(changed: Any, before: dict[str, Any]) -> bool:

@@ -2,18 +2,19 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from torchserve_openvino.backend.routes.call_cache import CallCache
-from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route
+from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route, call_key
 from torchserve_openvino.backend.routes.proof import Proof
 from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
+from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.backend.runtime.pages import give_pages_back
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 
@@ -47,6 +48,8 @@ class FreezingRunner(Runner):
         self._lock = threading.RLock()
         # Cache keys of the signatures that were stored after their first call, which the second call may refute.
         self._stored: dict[Key, str] = {}
+        # Calls that the eager model answers, because it is faster.
+        self._eager_calls: set[Key] = set()
 
     @property
     def freezes(self) -> bool:
@@ -70,6 +73,8 @@ class FreezingRunner(Runner):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Runner`."""
+        if self._eager_calls and call_key(args, kwargs) in self._eager_calls:
+            return self.model(*args, **kwargs)
         if self._frozen is None:
             return self._guarded(args, kwargs)
         key, leaves, recorded = self._frozen.find(args, kwargs)
@@ -164,6 +169,18 @@ class FreezingRunner(Runner):
         if self._settings.resolved.options.verify == "first":
             self._settings.comparison.count()
         return (result,)
+
+    @property
+    def running(self) -> Mapping[GuardedPartition, RunningPartition]:
+        """See `CompiledModule.running`."""
+        return dict(self._settings.running)
+
+    def step_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """See `CompiledModule.step_aside`."""
+        key = call_key(args, kwargs)
+        if key is not None:
+            self._eager_calls.add(key)
+        return key is not None
 
     def freeze(self) -> None:
         """See `CompiledModule.freeze`."""

@@ -1,16 +1,20 @@
 """Runs calls through Dynamo's guards, also with a foreign backend: the base of all runners."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.runtime.execute import GuardedPartition
+    from torchserve_openvino.backend.settings import RunningPartition
 
 
 def _nothing() -> None:
@@ -95,6 +99,15 @@ class Runner:
         if self.released:
             raise WeightsReleasedError("the model cannot become part of another graph")
         return self.model(*args, **kwargs)
+
+    @property
+    def running(self) -> "Mapping[GuardedPartition, RunningPartition]":
+        """See `CompiledModule.running`."""
+        return {}
+
+    def step_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """See `CompiledModule.step_aside`."""
+        return False
 
     def freeze(self) -> None:
         """See `CompiledModule.freeze`."""

@@ -137,6 +137,22 @@ def _check_values(answers: torch.Tensor, sentences: Sequence[str]) -> None:
         raise InexactValueError("; ".join(dict.fromkeys(wrong)))
 
 
+class ResultLayout:
+    """Lays out eager PyTorch's results of a subgraph as OpenVINO's are.
+
+    Args:
+        outputs: Specs of the outputs in OpenVINO's order.
+        order: For each result its position among them; None if they are in the same order.
+    """
+
+    def __init__(self, outputs: Sequence[ValueSpec], order: tuple[int, ...] | None) -> None:
+        self._specs = tuple(outputs[i] for i in (order or range(len(outputs))))
+
+    def __call__(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the results in the memory order that was traced."""
+        return [as_traced(result, spec) for result, spec in zip(results, self._specs, strict=True)]
+
+
 class CompiledPartition:
     """Runs one compiled subgraph.
 
@@ -156,6 +172,7 @@ class CompiledPartition:
         self._limits = interface.limits
         self._bounded = any(limits.bounds for limits in interface.limits)
         self._order = None if interface.order == tuple(range(len(interface.outputs))) else interface.order
+        self.layout = ResultLayout(interface.outputs, self._order)
         self._memory = memory
         self._infer = _infer_elsewhere if _loses_errors(compiled) else _infer
         # If all shapes are known, OpenVINO writes directly into torch memory; otherwise its results are copied.
@@ -211,11 +228,6 @@ class CompiledPartition:
             elif spec.layout is not None:
                 results[i] = laid_out_copy(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
-
-    def laid_out(self, results: Sequence[Any]) -> list[Any]:
-        """Lays out eager PyTorch's results of the same subgraph as `run` would."""
-        order = self._order or range(len(results))
-        return [as_traced(result, self._outputs[i]) for result, i in zip(results, order, strict=True)]
 
     def _infer_direct(self, request: Any) -> list[Any]:
         results: list[Any] = []
@@ -287,6 +299,10 @@ class GuardedPartition:
         fallback: The same subgraph in PyTorch.
         on_failure: Called with the error of a failed inference that the fallback replaced.
         unpack: Whether the outer graph expects a tuple.
+
+    Attributes:
+        compiled: As above; None as well once it has stepped aside.
+        calls: Where the arguments of each call are recorded; None to record none.
     """
 
     def __init__(
@@ -297,6 +313,8 @@ class GuardedPartition:
         unpack: bool,
     ) -> None:
         self.compiled = compiled
+        self.calls: list[tuple[GuardedPartition, tuple[Any, ...]]] | None = None
+        self._layout = compiled.layout if compiled is not None else None
         self._fallback = fallback
         self._on_failure = on_failure
         self._tuple = unpack
@@ -308,21 +326,29 @@ class GuardedPartition:
 
     def results(self, args: Sequence[Any]) -> Sequence[Any]:
         """Runs the partition and returns all outputs, in order."""
-        if self.compiled is None:
-            return self._eager(args)
+        if self.calls is not None:
+            self.calls.append((self, tuple(args)))
+        compiled = self.compiled
+        if compiled is None:
+            return self.eagerly(args)
         try:
-            return self.compiled.run(args)
+            return compiled.run(args)
         except Exception as error:
             # The subgraph is functional, so eager can run it again from the same inputs. If eager raises for them too
             # (an index out of range), the caller gets eager's error, and no fallback is counted.
             try:
-                results = self._eager(args)
+                results = self.eagerly(args)
             except WeightsReleasedError:
                 raise error from None
             self._on_failure(error)
             return results
 
-    def _eager(self, args: Sequence[Any]) -> Sequence[Any]:
+    def eagerly(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Returns what `results` does, computed in eager PyTorch."""
         results = self._fallback(*args)
         results = results if self._tuple else (results,)
-        return self.compiled.laid_out(results) if self.compiled is not None else results
+        return self._layout(results) if self._layout is not None else results
+
+    def step_aside(self) -> None:
+        """Lets eager PyTorch run all later calls, and frees what OpenVINO compiled."""
+        self.compiled = None

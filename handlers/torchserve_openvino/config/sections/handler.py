@@ -117,8 +117,9 @@ class MeasureSection(Section):
     """Bounds of the measure by which a task judges bf16 and f16 that `precision: auto` tries; each task has one."""
 
     probability: Share | None = None
-    """Classifiers, `question_answerer`: largest difference of a probability; where eager's first class leads by more,
-    it must be the same. Unset: 0.02."""
+    """Classifiers, segmentation, `token_classifier`, `question_answerer`, `fill_mask`, speech: largest difference of a
+    probability; where eager's first class leads by more, it must be the same. `reranker`: also the order where eager's
+    is clear. `object_detector`: also label and box. `zero_shot_image_classifier`: of ten labels. Unset: 0.02."""
     cosine: Share | None = None
     """Embedders: least cosine similarity with eager's embedding, for each row. Unset: 0.999."""
     relative: Positive | None = None
@@ -254,9 +255,9 @@ class OpenVINOSection(Section):
     """Weights and arithmetic of 8 or 4 bits, made by `package --quantize`."""
     precision: Literal["f32", "bf16x3", "bf16", "f16", "auto"] = "f32"
     """Precision of computation. `bf16x3` is f32 with products on AMX (docs/verification.md). `auto` takes the fastest
-    precision that passes verification and is at least 10 % faster than f32. It measures once per model and machine; all
-    workers and restarts use the result. Another value of `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config`
-    beside it is an error."""
+    precision that passes verification and is at least 10 % faster than f32. It tries a few shapes for at most 20 s
+    beyond f32, once per model and machine; all workers and restarts use the result. Another value of
+    `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config` beside it is an error."""
     tracing: Boolean = False
     """Whether each request is a span of OpenTelemetry (extra `otel`), with its phases below it; its parent is the one
     that the header `traceparent` names. OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, set the

@@ -20,6 +20,7 @@ from torchserve_openvino.serving.observation.methods import MethodGraph, Redirec
 from torchserve_openvino.serving.observation.model_face import model_face
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.verification.sampling import copied_inputs
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,14 @@ class Seen:
         calls: Calls of each model, by its path; those of ``self.model`` under ``model``.
         parts: Modules and methods that the handler calls directly, by their path.
         declared: Inputs of parts that a task declares, by path.
+        measures: How a task judges parts in a narrower precision, by path.
         notes: Notes for the report.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
     parts: dict[str, nn.Module] = field(default_factory=dict)
     declared: dict[str, Sequence[WarmupInput]] = field(default_factory=dict)
+    measures: dict[str, Measure | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 

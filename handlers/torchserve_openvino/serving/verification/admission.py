@@ -10,6 +10,7 @@ from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.measures import Measure, with_bounds
+from torchserve_openvino.serving.verification.times import CaseTimes
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Admission:
 
     Attributes:
         skipped: Why answers are not compared with eager's; empty where they are.
+        times: Times of the cases in the last comparison, by name.
     """
 
     def __init__(
@@ -40,9 +42,12 @@ class Admission:
         measure: Measure | None = None,
     ) -> None:
         self._eager, self._section, self._cases, self._part = eager, section, cases, part
-        # A part has no measure of its own: the bounds are for the task's model.
-        self._measure = measure if part else with_bounds(measure, section.verify.measure)
+        # A bound of another measure than a part's is for the task's model.
+        bounds = section.verify.measure
+        other = part and (measure is None or getattr(bounds, measure.name) is None)
+        self._measure = measure if other else with_bounds(measure, bounds)
         self.skipped = self._why_skipped()
+        self.times: dict[str, CaseTimes] = {}
 
     def _why_skipped(self) -> str:
         if self._section.verify.against == "off":
@@ -78,15 +83,26 @@ class Admission:
         report.tracker.verify.state({"skipped": self.skipped}, self._part)
         logger.warning("%s is not verified: %s", name, self.skipped)
 
-    def compare(self, model: Callable[..., Any], report: CompileReport, precision: str | None = None) -> dict[str, Any]:
-        """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's."""
+    def compare(
+        self, model: Callable[..., Any], report: CompileReport, precision: str | None = None,
+        cases: Sequence[Case] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's.
+
+        Args:
+            model: The compiled model.
+            report: Its report.
+            precision: Decides the tolerance.
+            cases: The calls to compare; by default all.
+        """
         own = report.summary.precision
         used = own if own == "int8" else precision or own or "f32"
         # A precision that the user states is the user's decision; one that is chosen must not change answers.
         measure = self._measure if self._section.precision == "auto" and used in _MEASURED else None
         return verify.compare(
-            model, self._eager, self._cases, precision=used, section=self._section.verify, measure=measure
-        )
+            model, self._eager, self._cases if cases is None else cases, precision=used,
+            section=self._section.verify, measure=measure, times=self.times,
+        )  # fmt: skip
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.

@@ -1,7 +1,8 @@
 """What a task's answer may lose in a narrower precision: a bound on what its users read, not on raw numbers."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ KEY = "handler.openvino.verify.measure"
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """Compares one output of a model with eager PyTorch's.
+    """Compares the outputs of a model with eager PyTorch's.
 
     Attributes:
         bound: What the figure may be at worst.
@@ -33,6 +34,19 @@ class Measure(ABC):
             got: The output.
             expected: Eager PyTorch's, of the same shape and dtype.
         """
+
+    def problems(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
+        """Returns what is wrong with an answer; by default, each output of floats is judged by itself.
+
+        Args:
+            got: The outputs.
+            expected: Eager PyTorch's. Outputs of another shape or dtype are not judged here.
+        """
+        found = []
+        for index, (a, b) in enumerate(zip(got, expected, strict=False)):
+            if a.shape == b.shape and a.is_floating_point() and b.is_floating_point() and (text := self.problem(a, b)):
+                found.append(f", output {index}: {text}")
+        return found
 
     def described(self) -> dict[str, Any]:
         """Returns the measure for the report, JSON-safe."""
@@ -116,6 +130,120 @@ class Relative(Measure):
         if not error <= self.bound:
             return f"differs by {error:.3g} of its mean, more than {KEY}.{self.name} {self.bound:g}"
         return ""
+
+
+@dataclass(frozen=True)
+class Independent(Measure):
+    """Scores between 0 and 1, a sigmoid of each output, differ by no more than the bound; clear orders are eager's.
+
+    The rows of a batch are the texts of a ranking. Two that eager's outputs separate by more than four times the bound
+    keep their order: where the sigmoid is steepest, that is a difference of the scores by the bound.
+    """
+
+    bound: float = 0.02
+    name = "probability"
+
+    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
+        """See `Measure.problem`."""
+        a, b = widened(got), widened(expected)
+        if not b.numel():
+            return ""
+        worst = float((a.sigmoid() - b.sigmoid()).abs().max())
+        if not worst <= self.bound:
+            return f"has a score that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
+        a, b = (each.reshape(len(each), -1) if each.dim() else each.reshape(1, 1) for each in (a, b))
+        before, after = b[:, None] - b[None], a[:, None] - a[None]
+        moved = (before > 4 * self.bound) & (after <= 0)
+        if moved.any():
+            return f"orders {int(moved.sum())} pair(s) of rows in another way where eager's order is clear"
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Similarities(Measure):
+    """Rows are compared by what users read: how well each fits some reference vectors, as probabilities.
+
+    Attributes:
+        references: Vectors of length 1, ``[references, width]``.
+        scale: Factor of the products.
+        bias: Added to them.
+        independent: Whether each probability is a sigmoid; else they are a softmax.
+    """
+
+    bound: float = 0.02
+    references: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    scale: float = 1.0
+    bias: float = 0.0
+    independent: bool = False
+    name = "probability"
+
+    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
+        """See `Measure.problem`."""
+        if not expected.numel() or not len(self.references):
+            return ""
+        a, b = (widened(each) @ widened(self.references).mT * self.scale + self.bias for each in (got, expected))
+        return Independent(self.bound).problem(a, b) if self.independent else Top1(self.bound).problem(a, b)
+
+
+@dataclass(frozen=True)
+class Detections(Measure):
+    """Objects that eager PyTorch detects are detected with the same label, place and score, and no others.
+
+    Attributes:
+        least_score: Only objects of at least this score count.
+        overlap: Least intersection over union of both boxes.
+        has_no_object: Whether the last class is "no object", and scores are a softmax; else they are sigmoids.
+    """
+
+    bound: float = 0.02
+    least_score: float = 0.1
+    overlap: float = 0.9
+    has_no_object: bool = False
+    name = "probability"
+
+    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
+        """Returns nothing: labels and boxes can only be judged together."""
+        return ""
+
+    def problems(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
+        """Judges logits ``[batch, queries, classes]`` with boxes ``[batch, queries, 4]``: center, width, height."""
+        same = len(got) == len(expected) >= 2 and all(a.shape == b.shape for a, b in zip(got, expected, strict=True))
+        if not same:
+            return []
+        found = []
+        for row, (a, b) in enumerate(zip(self._objects(*got[:2]), self._objects(*expected[:2]), strict=True)):
+            # The detections of one must be among those of the other, whose scores may be lower by the bound.
+            missing, added = self._unmatched(b, a), self._unmatched(a, b)
+            if missing or added:
+                found.append(
+                    f", image {row}: lacks {missing} of eager's objects, and has {added} others (same label, "
+                    f"overlap of at least {self.overlap:g}, {KEY}.{self.name} {self.bound:g})"
+                )
+        return found
+
+    def _objects(self, logits: torch.Tensor, boxes: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        wide = widened(logits)
+        scores = wide.softmax(-1)[..., :-1] if self.has_no_object else wide.sigmoid()
+        center, size = widened(boxes).split(2, -1)
+        corners = torch.cat([center - size / 2, center + size / 2], -1)
+        return [(*score.max(-1), box) for score, box in zip(scores, corners, strict=True)]
+
+    def _unmatched(self, some: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> int:
+        """Returns how many of some clear objects have no match among the others."""
+        scores, labels, boxes = some
+        clear = scores >= self.least_score
+        near = (scores[clear, None] - others[0][None]).abs() <= self.bound
+        fits = (labels[clear, None] == others[1][None]) & near & (_overlaps(boxes[clear], others[2]) >= self.overlap)
+        # NaN is no match.
+        return int((~fits.any(-1)).sum()) + int(scores.isnan().sum() != others[0].isnan().sum())
+
+
+def _overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns the intersection over union of each pair of boxes, ``[len(a), len(b)]``."""
+    low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    shared = (high - low).clamp_min(0).prod(-1)
+    areas = [(each[:, 2:] - each[:, :2]).clamp_min(0).prod(-1) for each in (a, b)]
+    return shared / (areas[0][:, None] + areas[1][None] - shared).clamp_min(1e-12)
 
 
 def with_bounds(measure: Measure | None, section: MeasureSection) -> Measure | None:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from torchserve_openvino.serving.shapes.value_sets import ValueSet
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.verification.rounding import is_rounding
+from torchserve_openvino.serving.verification.times import CaseTimes
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ def compare(
     precision: str,
     section: VerifySection,
     measure: Measure | None = None,
+    times: dict[str, CaseTimes] | None = None,
 ) -> dict[str, Any]:
     """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
@@ -38,6 +41,7 @@ def compare(
         precision: The device's inference precision; decides the tolerance where ``section.max_abs`` is None.
         section: Tolerances.
         measure: What the outputs must meet beside the tolerance; None if nothing.
+        times: Gets the times of each case, by its name.
 
     Returns:
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
@@ -50,6 +54,8 @@ def compare(
     for position, case in enumerate(cases, 1):
         begin_step("verifying shape", position, len(cases))
         found.run(case)
+    if times is not None:
+        times.update(found.times)
     tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
     return {
         "passed": not found.problems,
@@ -89,6 +95,7 @@ class _Comparison:
         self.kinds: Counter[str] = Counter()
         self.skipped: list[str] = []
         self.unseen = True
+        self.times: dict[str, CaseTimes] = {}
 
     def run(self, case: Case) -> None:
         """Compares one case on its other values, or on its own where none of those can be compared."""
@@ -103,14 +110,17 @@ class _Comparison:
         """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
         name = f"{case}, {values.name}"
         args, kwargs = values.inputs
+        start = time.perf_counter()
         try:
             expected = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
         except Exception as error:
             if required:
                 raise
             return self._skip(name, f"eager raises {type(error).__name__}: {_first_line(error)}")
+        middle = time.perf_counter()
         if reason := "" if required else _says_nothing(expected, values):
             return self._skip(name, reason)
+        begin = time.perf_counter()
         try:
             with self._poisoned():
                 got = [tensor.detach() for tensor in output_tensors(self._compiled(*args, **kwargs))]
@@ -119,6 +129,8 @@ class _Comparison:
                 raise
             self.problems.append(f"{name}: raises {type(error).__name__}: {_first_line(error)}")
             return True
+        seconds = CaseTimes(middle - start, time.perf_counter() - begin)
+        self.times[case] = self.times.get(case, seconds).merged(seconds)
         outputs: list[dict[str, float | None]] = []
         problems = judge(got, expected, self._precision, self._section, outputs, self._measure)
         if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
@@ -154,7 +166,7 @@ def judge(
         precision: The device's inference precision.
         section: Tolerances.
         outputs: The figures of each output are appended here.
-        measure: What each output of floats must meet beside the tolerances.
+        measure: What the outputs must meet beside the tolerances.
     """
     if len(got) != len(expected):
         return [f": {len(got)} outputs instead of {len(expected)}"]
@@ -162,10 +174,8 @@ def judge(
     for index, (a, b) in enumerate(zip(got, expected, strict=True)):
         outputs.append({})
         wrong = _difference(a, b, precision, section, outputs[index])
-        if measure is not None and a.shape == b.shape and a.is_floating_point() and b.is_floating_point():
-            wrong += [text for text in [measure.problem(a, b)] if text]
         problems += [f", output {index}: {text}" for text in wrong]
-    return problems
+    return problems + (measure.problems(got, expected) if measure is not None else [])
 
 
 def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:

@@ -8,6 +8,7 @@ from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.loading import hub
+from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, Head, Recording
 from torchserve_openvino.tasks.catalog import encodes
 from torchserve_openvino.tasks.hub import Part
@@ -69,6 +70,10 @@ class SpeechRecognizer(AudioHandler):
         handler: Any = self
         handler.__class__ = Transcriber
         Transcriber.initialize(handler, context)
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet: the text is made of each frame's best character."""
+        return Top1()
 
     def load(self, folder: Path) -> nn.Module:
         """Loads model, feature extractor and tokenizer."""

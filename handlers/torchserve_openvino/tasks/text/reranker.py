@@ -7,6 +7,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
+from torchserve_openvino.serving.verification.measures import Independent, Measure
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
@@ -56,6 +57,10 @@ class Reranker(TextHandler):
         Endpoint("rerank", DocumentRanking, frozenset({"query", "documents"}), by_body=True),
         Endpoint("rerank", TeiRanking, frozenset({"texts"})),
     )
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Independent()
 
     def initialize(self, context: Any) -> None:
         """Loads the model, which has to return one number.

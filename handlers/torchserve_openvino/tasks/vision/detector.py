@@ -7,9 +7,13 @@ from typing import Annotated, Any
 import torch
 from pydantic import ConfigDict, Field
 
+from torchserve_openvino.serving.verification.measures import Detections, Measure
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+
+# Models whose last class is "no object"; `post_process_object_detection` of all others takes sigmoids.
+_SOFTMAX = frozenset({"detr", "yolos", "table-transformer"})
 
 
 class DetectorParameters(Parameters):
@@ -44,6 +48,10 @@ class ObjectDetector(VisionHandler):
     parameters = DetectorParameters
     answers = list[Detected]
     head = DetectorHead
+
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet."""
+        return Detections(has_no_object=self.model_config.model_type in _SOFTMAX)
 
     def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label: [x1, y1, x2, y2], "score": score}]``, in pixels of the picture as sent."""

@@ -13,6 +13,7 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PayloadTooLargeError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
+from torchserve_openvino.serving.verification.measures import Measure, Similarities
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.hub import Part, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
@@ -22,6 +23,24 @@ from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, Vision
 _MOST_LABELS = 256
 # Requests repeat their labels; the vectors of this many texts are kept.
 _KEPT_TEXTS = 1024
+
+
+# What pictures and texts are compared with in a narrower precision: some are close to each other, as users' labels are.
+_REFERENCES = tuple(
+    f"This is a photo of {label}."
+    for label in (
+        "a cat",
+        "a dog",
+        "a car",
+        "a truck",
+        "a person",
+        "food",
+        "a building",
+        "a landscape",
+        "text",
+        "nothing",
+    )
+)
 
 
 class ZeroShotParameters(Parameters):
@@ -108,6 +127,13 @@ class ZeroShotImageClassifier(VisionHandler):
         self.texts = TextTower(model, "attention_mask" in self._names)
         return model
 
+    def measure(self) -> Measure | None:
+        """Returns what answers in a narrower precision must meet: probabilities of some labels."""
+        # Before READY, the vectors come from eager PyTorch.
+        return Similarities(
+            references=self._embedded(_REFERENCES), scale=self._scale, bias=self._bias, independent=self._is_siglip
+        )
+
     @property
     def _names(self) -> list[str]:
         """The text tower's inputs; SigLIP's tokenizer makes no mask, as the model reads padding as text."""
@@ -123,6 +149,7 @@ class ZeroShotImageClassifier(VisionHandler):
         mask: dict[str, Any] = {"mask": True}
         known = {"input_ids": ids, "attention_mask": mask}
         seen.parts["texts"] = self.texts
+        seen.measures["texts"] = self.measure()
         seen.declared["texts"] = [
             WarmupInput(name=name, shape=[self._length], dtype="int64", **known[name]) for name in self._names
         ]
@@ -171,12 +198,17 @@ class ZeroShotImageClassifier(VisionHandler):
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._vectors]
         if not new:
             return
+        self._vectors.update(zip(new, self._embedded(new).unbind(), strict=True))
+
+    def _embedded(self, sentences: Sequence[str]) -> torch.Tensor:
+        """Returns the vectors of sentences, ``[sentences, width]``."""
         tokens = self.tokenizer(
-            new, padding="max_length", max_length=self._length, truncation=self._is_siglip, return_tensors="pt"
-        )
+            list(sentences), padding="max_length", max_length=self._length, truncation=self._is_siglip,
+            return_tensors="pt",
+        )  # fmt: skip
         with torch.inference_mode():
-            vectors = self.texts(**{name: tokens[name] for name in self._names})
-        self._vectors.update(zip(new, vectors.unbind(), strict=True))
+            vectors: torch.Tensor = self.texts(**{name: tokens[name] for name in self._names})
+        return vectors
 
     def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``, best first."""

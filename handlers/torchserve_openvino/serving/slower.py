@@ -1,0 +1,233 @@
+"""Lets eager PyTorch run the partitions that it computes faster than OpenVINO: fallbacks of the kind ``slower``.
+
+Verification calls each case both ways, and its times show which cases are clearly faster on OpenVINO. In the others,
+each partition is timed against eager PyTorch on the arguments of a call, in pairs, and then the whole call. Where eager
+is faster by `MIN_GAIN` with the confidence of `precision.sure_median`, the partition or the call steps aside.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchserve_openvino.backend import CompiledModule
+from torchserve_openvino.backend.runtime.execute import GuardedPartition
+from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.serving.compilation import Prepared
+from torchserve_openvino.serving.precision import LEAST_PAIRS, sure_median, timed_pairs
+from torchserve_openvino.serving.shapes.warmup import Case, run_case
+from torchserve_openvino.serving.verification.times import CaseTimes
+
+logger = logging.getLogger(__name__)
+
+# Time limit for one model.
+BUDGET_SECONDS = 3.0
+# A partition is left on OpenVINO unless eager PyTorch is faster by this factor.
+MIN_GAIN = 1.1
+# A smaller loss of a call is not worth leaving OpenVINO, whose calls cost 0.1 ms whatever they compute.
+MIN_SECONDS = 0.5e-3
+# Time after which a few pairs are enough for one partition.
+_ENOUGH = 0.2
+
+_Call = tuple[Any, ...]
+
+
+@dataclass
+class _Uses:
+    """The calls of one partition.
+
+    Attributes:
+        calls: Its arguments in each case that may be slower, with the case.
+        is_fast: Whether a case uses it that is fast enough, so that it stays.
+        is_alone: Whether it is all that its calls run, so that the eager model does the same.
+    """
+
+    calls: list[tuple[Case, _Call]] = field(default_factory=list)
+    is_fast: bool = False
+    is_alone: bool = True
+
+
+def step_aside(prepared: Prepared, section: OpenVINOSection, times: Mapping[str, CaseTimes]) -> None:
+    """Lets eager PyTorch run what it computes faster, as far as the policy allows it.
+
+    Partitions of calls that run several come first, in half of the time. A case that is still slower then runs in the
+    eager model as a whole: the operators of a lowered graph may be slower in eager PyTorch than those that they come
+    from.
+
+    Args:
+        prepared: The model, whose cases have run.
+        section: ``handler.openvino``.
+        times: Times of the cases, by name; a case without is taken for slow.
+    """
+    compiled = prepared.model.compiled
+    slow = [case for case in prepared.cases if not is_fast_enough(times.get(case.name))]
+    if isinstance(compiled, CompiledModule) and compiled.running and slow:
+        _Placement(prepared, compiled, section).run(slow)
+
+
+class _Placement:
+    """Decides for one model.
+
+    Args:
+        prepared: The model, whose cases have run.
+        compiled: The same, compiled.
+        section: ``handler.openvino``.
+    """
+
+    def __init__(self, prepared: Prepared, compiled: CompiledModule, section: OpenVINOSection) -> None:
+        self._prepared, self._compiled, self._forbidden = prepared, compiled, _forbidden(section)
+        self._tracker = prepared.report.tracker
+        self._untimed: list[str] = []
+
+    def run(self, slow: Sequence[Case]) -> None:
+        """Times the partitions of the cases that may be slower, then these cases as a whole."""
+        start = time.perf_counter()
+        uses = _uses(self._prepared, self._compiled.running, slow)
+        for partition, use in uses.items():
+            if not use.is_fast and not use.is_alone and partition.compiled is not None:
+                self._try_partition(partition, use, start + BUDGET_SECONDS / 2)
+        in_eager = {case.name for case in slow if self._try_case(case, start + BUDGET_SECONDS)}
+        for partition, use in uses.items():
+            # A partition that no other call uses does not run on OpenVINO any more.
+            if not use.is_fast and all(case.name in in_eager for case, _ in use.calls):
+                self._compiled.running[partition].record.runs_on = "eager"
+        if self._untimed:
+            self._tracker.add_note(
+                f"not clearly faster on OpenVINO, and not timed against eager PyTorch because the {BUDGET_SECONDS:g} s "
+                f"for it were over: {', '.join(self._untimed)}"
+            )
+
+    def _try_partition(self, partition: GuardedPartition, use: _Uses, deadline: float) -> None:
+        def on_openvino() -> None:
+            for case, args in use.calls:
+                with case.modes.on():
+                    partition.results(args)
+
+        def in_eager() -> None:
+            for case, args in use.calls:
+                with case.modes.on():
+                    partition.eagerly(args)
+
+        running = self._compiled.running[partition]
+        names = ", ".join(case.name for case, _ in use.calls)
+        if self._is_slower(running.name, names, on_openvino, in_eager, deadline):
+            partition.step_aside()
+            running.record.runs_on = "eager"
+
+    def _try_case(self, case: Case, deadline: float) -> bool:
+        """Returns True if the case runs in the eager model from now on."""
+        args, kwargs = case.inputs
+        if not case.compiled_shape:
+            # It may be padded or split before the compiled model is called.
+            return False
+
+        def on_openvino() -> None:
+            run_case(self._compiled, self._prepared.model, case)
+
+        def in_eager() -> None:
+            run_case(self._compiled.eager, self._compiled.eager, case)
+
+        if not self._is_slower("the model", case.name, on_openvino, in_eager, deadline):
+            return False
+        with case.modes.on():
+            return self._compiled.step_aside(*args, **kwargs)
+
+    def _is_slower(
+        self, name: str, cases: str, on_openvino: Callable[[], None], in_eager: Callable[[], None], deadline: float
+    ) -> bool:
+        """Returns True if OpenVINO is slower for sure and may be left, which is counted."""
+        if time.perf_counter() >= deadline:
+            self._untimed.append(f"{name} ({cases})")
+            return False
+        # Lowered graphs of cached calls are decoded at their first call.
+        in_eager()
+        seconds: tuple[list[float], list[float]] = ([], [])
+        both = _timed(on_openvino, seconds[0]), _timed(in_eager, seconds[1])
+        both[0](), both[1]()
+        left = deadline - time.perf_counter()
+        if LEAST_PAIRS * (seconds[0][0] + seconds[1][0]) > left:
+            ratios: list[float] = []
+        else:
+            ratios = timed_pairs(*both, left, _ENOUGH)
+        if len(ratios) < LEAST_PAIRS:
+            self._untimed.append(f"{name} ({cases})")
+            return False
+        openvino, eager = (statistics.median(each) for each in seconds)
+        if sure_median(ratios) < MIN_GAIN or openvino - eager < MIN_SECONDS:
+            return False
+        reason = f"OpenVINO took {openvino * 1e3:.3g} ms, and eager PyTorch {eager * 1e3:.3g} ms, at {cases}"
+        if self._forbidden:
+            self._tracker.add_note(
+                f"{name} stays on OpenVINO, although it is slower there ({reason}): {self._forbidden}"
+            )
+            return False
+        if self._tracker.add_fallback("slower", name, reason=reason):
+            logger.warning("Fallback: %s runs in eager PyTorch (slower: %s)", name, reason)
+        return True
+
+
+def is_fast_enough(times: CaseTimes | None) -> bool:
+    """Returns True if the slowest call on OpenVINO was faster than the fastest one in eager PyTorch.
+
+    Also where it lost less than what counts.
+    """
+    if times is None:
+        return False
+    return times.eager >= MIN_GAIN * times.compiled or times.compiled - times.eager < MIN_SECONDS
+
+
+def _forbidden(section: OpenVINOSection) -> str:
+    """Returns which key keeps partitions on OpenVINO; empty if none does."""
+    policy = section.fallback
+    if policy.allow != "all" and "slower" not in policy.allow:
+        return "handler.openvino.fallback.allow has no slower"
+    if policy.min_coverage:
+        return f"handler.openvino.fallback.min_coverage is {policy.min_coverage:g}"
+    if section.release_weights:
+        return "handler.openvino.release_weights leaves no weights for eager PyTorch"
+    return ""
+
+
+def _uses(
+    prepared: Prepared, running: Mapping[GuardedPartition, Any], slow: Sequence[Case]
+) -> dict[GuardedPartition, _Uses]:
+    """Runs each case once, and returns which partitions it calls."""
+    uses: dict[GuardedPartition, _Uses] = {}
+    is_whole = prepared.report.summary.coverage == 1.0
+    for case in prepared.cases:
+        with _recorded(running) as calls:
+            run_case(prepared.model.compiled, prepared.model, case)
+        for partition, args in calls:
+            use = uses.setdefault(partition, _Uses())
+            # Samples may be split into calls of other shapes.
+            use.is_alone &= len(calls) == 1 and case.compiled_shape and is_whole
+            if case in slow:
+                use.calls.append((case, args))
+            else:
+                use.is_fast = True
+    return uses
+
+
+@contextmanager
+def _recorded(partitions: Mapping[GuardedPartition, Any]) -> Iterator[list[tuple[GuardedPartition, _Call]]]:
+    """Records the partitions' arguments while the context lasts; only before READY, when nobody else calls them."""
+    calls: list[tuple[GuardedPartition, _Call]] = []
+    for partition in partitions:
+        partition.calls = calls
+    try:
+        yield calls
+    finally:
+        for partition in partitions:
+            partition.calls = None
+
+
+def _timed(call: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
+    def run() -> None:
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+
+    return run
