@@ -81,7 +81,7 @@ class _Side:
         self.program = program
         self.disturbs_inputs = noise >= 0 and program.mode.precision == "bf16"
         self.wide, self.raised = wide, raised
-        self.module = module_of(program, noise, compiled=compile_ is not None)
+        self.module = module_of(program, noise, compiled=compile_ is not None, wide=wide)
         if wide:
             self.module.double()
         self.call: Callable[..., Any] = compile_(self.module) if compile_ else self.module
@@ -240,9 +240,16 @@ def _open_axes(program: Program) -> OpenAxes | None:
     return OpenAxes(program.open_axes, program.mode.open == "ones") if program.mode.open else None
 
 
-def module_of(program: Program, noise: int = -1, compiled: bool = False) -> torch.nn.Module:
-    """A new module of the program, with the same weights each time; disturbed if ``noise`` >= 0."""
+def module_of(program: Program, noise: int = -1, compiled: bool = False, wide: bool = False) -> torch.nn.Module:
+    """A new module of the program, with the same weights each time; disturbed if ``noise`` >= 0.
+
+    Where it runs ``wide``, in float64, it does not round to float32 in between either.
+    """
     source = program.source(noisy=noise >= 0)
+    if wide:
+        # Weights are drawn as before, and widened afterwards.
+        head, forward, body = source.partition("def forward")
+        source = head + forward + body.replace("dtype=torch.float32", "dtype=torch.float64")
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "N": _disturber(program)}
     space["cond"] = torch.cond if compiled else plain_cond
     exec(compile(source, f"<program {program.seed}>", "exec"), space)
