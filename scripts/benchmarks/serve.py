@@ -32,7 +32,7 @@ from serve_server import ServeServer
 from server import Ports, TorchServeProcess, group_members
 
 from benchmarks import output
-from torchserve_openvino.hosts.core import about
+from torchserve_openvino.hosts.settings import ModelSettings
 
 KINDS = ("TorchServe", "serve")
 _CLIENTS = 16
@@ -43,7 +43,7 @@ _WARM_SECONDS = 1.0
 @contextmanager
 def _running(kind: str, archive: Path, folder: Path) -> Iterator[tuple[str, int]]:
     """Yields the URL of the model and the group of its processes."""
-    name = about(archive)[0]
+    name = ModelSettings.of(archive).name
     server: ServeServer | TorchServeProcess
     if kind == "serve":
         server = ServeServer(archive, Ports.free().inference, folder)

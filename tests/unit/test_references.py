@@ -1,5 +1,6 @@
 """Strings that name modules, attributes and files point to something."""
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -48,6 +49,21 @@ def _is_module(name: str) -> bool:
 def test_names_of_modules_and_loggers_and_attributes_exist(dotted: str, attribute: str | None) -> None:
     target = resolve(dotted)
     assert attribute is None or hasattr(target, attribute)
+
+
+IMPORTS = sorted({
+    (node.module, alias.name)
+    for path in FILES if SOURCE not in path.parents
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchserve_openvino")
+    for alias in node.names
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTS, ids=str)
+def test_what_scripts_and_tests_import_exists(module: str, name: str) -> None:
+    # mypy reads the package alone, and no quick test imports the benchmarks.
+    assert hasattr(resolve(module), name) or _is_module(f"{module}.{name}")
 
 
 @pytest.mark.parametrize("name", MUTANTS)
