@@ -16,22 +16,22 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages at the top of the tree, and their names in the site.
-_TOP = {"README.md": "index.md", "ARCHITECTURE.md": "", "CONTRIBUTING.md": "", "CHANGELOG.md": ""}
+_TOP = {name: name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")} | {"README.md": "index.md"}
+_SOURCES = {target: name for name, target in _TOP.items()}
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages at the top."""
     for name, target in _TOP.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        files.append(File.generated(config, target or name, content=_relinked(text, name)))
+        files.append(File.generated(config, target, content=(ROOT / name).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns a page's links into those of the site."""
-    source = page.file.src_uri
-    return markdown if source in {"index.md", *_TOP} else _relinked(markdown, f"docs/{source}")
+    place = page.file.src_uri
+    return _relinked(markdown, _SOURCES.get(place, f"docs/{place}"))
 
 
 def _relinked(text: str, source: str) -> str:
@@ -54,6 +54,6 @@ def _relinked(text: str, source: str) -> str:
 def _in_site(place: str) -> str:
     """Returns a file's place in the site; empty if it is not there."""
     if place in _TOP:
-        return _TOP[place] or place
+        return _TOP[place]
     inside = place.removeprefix("docs/")
     return inside if inside != place and (ROOT / place).is_file() else ""

@@ -1,7 +1,6 @@
 """Joins requests of an event loop to calls of a `Host`, as TorchServe's frontend does for its workers."""
 
 import asyncio
-import json
 import logging
 import queue
 import threading
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
-from torchserve_openvino.hosts.messages import Request, Response, unavailable
+from torchserve_openvino.hosts.messages import Request, Response, unavailable, unhealthy_reason
+from torchserve_openvino.serving.host.headers import HEALTH_HEADER
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.serving.verification.health import HEADER as HEALTH_HEADER
 
 if TYPE_CHECKING:
     # Needs the web server's library, which other users of this module do without.
@@ -191,13 +190,7 @@ async def not_ready(batcher: Batcher) -> str:
     """Returns why the model is not ready; empty if it answers its warm-up sample rightly, and its policy holds."""
     probe = Request({"body": {}}, {HEALTH_HEADER: "1", "explain": "False"}, uuid.uuid4().hex)
     (answer,) = [piece async for piece in batcher.submit(probe)]
-    if answer.status == HTTPStatus.OK:
-        return ""
-    try:
-        state = json.loads(answer.body)
-        return str(state.get("reason") or state.get("message") or state)
-    except (ValueError, AttributeError):
-        return f"its handler does not answer for its health: {answer.body[:100]!r}"
+    return "" if answer.status == HTTPStatus.OK else unhealthy_reason(answer.body)
 
 
 async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncIterator[Response]:

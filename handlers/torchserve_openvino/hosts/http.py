@@ -66,8 +66,8 @@ class ForwardedRequest:
         model, path = (parts[1:2] or [""])[0], parts[2:]
         if standard in STANDARD or _lists(standard):
             model, path = "", [standard]
-        elif asked := _READY_URL.fullmatch(whole):
-            model, path = asked["model"] or "", [_READY]
+        elif readiness_url := _READY_URL.fullmatch(whole):
+            model, path = readiness_url["model"] or "", [_READY]
         elif path and is_version(path[0]):
             del path[0]
         body = bytearray()
@@ -147,7 +147,8 @@ def readiness(reasons: Iterable[str]) -> Response:
     reason = "; ".join(reasons)
     body = {"ready": not reason, **({"reason": reason} if reason else {})}
     status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-    return Response(json.dumps(body).encode(), "application/json", status)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode(), "application/json", status)
 
 
 async def only(answer: Response) -> AsyncIterator[Response]:

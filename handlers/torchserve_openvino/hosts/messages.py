@@ -1,5 +1,6 @@
 """`Request` and `Response`: what hosts and their models exchange. It needs neither torch nor a server."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -10,6 +11,15 @@ from torchserve_openvino.serving.host.context import encoded
 from torchserve_openvino.serving.requests.refusals import refusal, with_request_id
 
 Kind = Literal["json", "kserve", "kservev2"]
+
+
+def unhealthy_reason(body: bytes) -> str:
+    """Returns what a worker says against its health in its response to a probe; empty if it is healthy."""
+    try:
+        state = json.loads(body)
+        return "" if state.get("healthy") else str(state.get("reason") or state.get("message") or state)
+    except (ValueError, AttributeError):
+        return f"its handler does not answer for its health: {body[:100]!r}"
 
 
 @dataclass(frozen=True)

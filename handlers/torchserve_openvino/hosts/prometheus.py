@@ -18,10 +18,8 @@ class PrometheusMetrics:
     def __init__(self, registry: prometheus_client.CollectorRegistry = prometheus_client.REGISTRY) -> None:
         self._registry = registry
         self._metrics: dict[str, Any] = {}
-        # What takes a value, by name and labels: finding it in the client takes longer than the value itself.
+        # What takes a value, by kind, name and labels: finding it in the client takes longer than the value itself.
         self._takers: dict[tuple[Any, ...], Callable[[float], None]] = {}
-        # Label values of gauges, by the gauge's name.
-        self._gauges: dict[str, set[tuple[str, ...]]] = {}
         self._kinds: dict[str, Any] = {
             "counter": prometheus_client.Counter,
             "gauge": prometheus_client.Gauge,
@@ -30,7 +28,7 @@ class PrometheusMetrics:
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
         """Takes one value; see `serving.host.metrics.Record`."""
-        key = (name, *labels.items())
+        key = (kind, name, *labels.items())
         if (take := self._takers.get(key)) is None:
             take = self._takers[key] = self._taker(kind, name, labels)
         take(value)
@@ -42,9 +40,6 @@ class PrometheusMetrics:
                 more["buckets"] = BOUNDS[name]
             self._metrics[name] = self._kinds[kind](name, f"{name} of torchserve-openvino", tuple(labels), **more)
         metric = self._metrics[name].labels(**labels) if labels else self._metrics[name]
-        if kind == "gauge" and labels:
-            names = self._metrics[name]._labelnames
-            self._gauges.setdefault(name, set()).add(tuple(labels[each] for each in names))
         taker: Callable[[float], None] = getattr(metric, {"counter": "inc", "gauge": "set"}.get(kind, "observe"))
         return taker
 
@@ -55,10 +50,9 @@ class PrometheusMetrics:
             label: A label's name.
             value: Gauges with this value of it are removed.
         """
-        for name, known in self._gauges.items():
-            names = self._metrics[name]._labelnames
-            gone = {each for each in known if dict(zip(names, each, strict=True)).get(label) == value}
-            for each in gone:
-                self._metrics[name].remove(*each)
-            known.difference_update(gone)
-        self._takers = {key: take for key, take in self._takers.items() if (label, value) not in key}
+        for key in [key for key in self._takers if (label, value) in key]:
+            kind, name, *labels = key
+            del self._takers[key]
+            if kind == "gauge":
+                metric, values = self._metrics[name], dict(labels)
+                metric.remove(*(values[each] for each in metric._labelnames))

@@ -120,6 +120,16 @@ def timed_pairs(
 ) -> list[float]:
     """Times two calls alternately; returns the first one's seconds divided by the second one's, for each pair.
 
+    Args and limits are those of `paired_seconds`.
+    """
+    return [before / after for before, after in paired_seconds(first, second, seconds, enough)]
+
+
+def paired_seconds(
+    first: Callable[[], object], second: Callable[[], object], seconds: float, enough: float = ENOUGH_SECONDS
+) -> list[tuple[float, float]]:
+    """Times two calls alternately; returns the seconds of both, for each pair.
+
     The number of pairs depends on the time that they take and not on what they show, which would bias the result.
 
     Args:
@@ -128,22 +138,23 @@ def timed_pairs(
         seconds: Time limit; the pair that exceeds it is the last.
         enough: Time after which `MIN_PAIRS` pairs are enough.
     """
-    ratios: list[float] = []
+    pairs: list[tuple[float, float]] = []
     start = time.perf_counter()
-    while len(ratios) < MAX_PAIRS:
+    while len(pairs) < MAX_PAIRS:
         elapsed = time.perf_counter() - start
-        if elapsed >= seconds or (elapsed >= enough and len(ratios) >= MIN_PAIRS):
+        if elapsed >= seconds or (elapsed >= enough and len(pairs) >= MIN_PAIRS):
             break
         # The order alternates, since the later call of a pair finds the CPU caches filled by the earlier one.
-        if len(ratios) % 2:
-            after, before = _seconds(second), _seconds(first)
+        if len(pairs) % 2:
+            after, before = seconds_of(second), seconds_of(first)
         else:
-            before, after = _seconds(first), _seconds(second)
-        ratios.append(before / after)
-    return ratios
+            before, after = seconds_of(first), seconds_of(second)
+        pairs.append((before, after))
+    return pairs
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
+    """Returns how long a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

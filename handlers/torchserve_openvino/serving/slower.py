@@ -16,7 +16,7 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
-from torchserve_openvino.serving.precision import LEAST_PAIRS, sure_median, timed_pairs
+from torchserve_openvino.serving.precision import LEAST_PAIRS, paired_seconds, seconds_of, sure_median
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
 from torchserve_openvino.serving.verification.times import CaseTimes
 
@@ -143,21 +143,16 @@ class _Placement:
             return False
         # Lowered graphs of cached calls are decoded at their first call.
         in_eager()
-        seconds: tuple[list[float], list[float]] = ([], [])
-        both = _timed(on_openvino, seconds[0]), _timed(in_eager, seconds[1])
-        both[0](), both[1]()
+        cost = seconds_of(on_openvino) + seconds_of(in_eager)
         left = deadline - time.perf_counter()
-        if LEAST_PAIRS * (seconds[0][0] + seconds[1][0]) > left:
-            ratios: list[float] = []
-        else:
-            ratios = timed_pairs(*both, left, _ENOUGH)
-        if len(ratios) < LEAST_PAIRS:
+        pairs = paired_seconds(on_openvino, in_eager, left, _ENOUGH) if LEAST_PAIRS * cost <= left else []
+        if len(pairs) < LEAST_PAIRS:
             self._untimed.append(f"{name} ({cases})")
             return False
         # The shortest times as well: on a busy machine, threads that wait for each other make most calls of OpenVINO
         # long, and a small model would leave it because of its neighbors.
-        openvino, eager = (min(each) for each in seconds)
-        certain = sure_median(ratios) >= MIN_GAIN and openvino >= MIN_GAIN * eager
+        openvino, eager = map(min, zip(*pairs, strict=True))
+        certain = sure_median([first / second for first, second in pairs]) >= MIN_GAIN and openvino >= MIN_GAIN * eager
         if not certain or openvino - eager < MIN_SECONDS:
             return False
         reason = f"OpenVINO took {openvino * 1e3:.3g} ms at least, and eager PyTorch {eager * 1e3:.3g} ms, at {cases}"
@@ -224,12 +219,3 @@ def _recorded(partitions: Mapping[GuardedPartition, Any]) -> Iterator[list[tuple
     finally:
         for partition in partitions:
             partition.calls = None
-
-
-def _timed(call: Callable[[], None], seconds: list[float]) -> Callable[[], None]:
-    def run() -> None:
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-
-    return run

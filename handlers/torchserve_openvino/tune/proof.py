@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from torchserve_openvino.tune.keys import mapping
+
 # Of numbers in answers, relative to the largest number beside them; f32 is what `verify` demands by default.
 TOLERANCES = {"auto": 3e-2, "f32": 1e-3, "bf16x3": 1e-3, "bf16": 3e-2, "f16": 1e-2}
 # What OpenAI's answers name anew each time.
@@ -72,7 +74,7 @@ def _streamed_text(body: bytes) -> str:
     pieces = [json.loads(event) for event in events if event != b"[DONE]"]
     choices = [choice for piece in pieces if isinstance(piece, dict) for choice in piece.get("choices") or [piece]]
     return "".join(
-        str(_mapping(choice.get("delta")).get("content") or choice.get("text") or choice.get("error") or "")
+        str(mapping(choice.get("delta")).get("content") or choice.get("text") or choice.get("error") or "")
         for choice in choices
     )
 
@@ -129,10 +131,6 @@ def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tol
             if off > tolerance * scale:
                 return f"{path}.{name} differs by {off:.2g}, more than {tolerance * scale:.2g}"
     return None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _is_number(value: Any) -> bool:

@@ -16,6 +16,12 @@ from torchserve_openvino.report.saved import save
 from torchserve_openvino.report.tracker import Tracker
 
 
+@pytest.fixture(autouse=True)
+def _no_saved_reports(tmp_path, monkeypatch) -> None:
+    """Workers of other tests save theirs in the folder that all tests share."""
+    monkeypatch.setenv("TORCHSERVE_OPENVINO_STATE_DIR", str(tmp_path / "state"))
+
+
 @pytest.fixture
 def report() -> dict[str, Any]:
     tracker = Tracker()

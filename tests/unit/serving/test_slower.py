@@ -54,11 +54,11 @@ def pairs(monkeypatch) -> list[float]:
     """Ratios of OpenVINO's time to eager's that are measured; no case is fast enough, no loss too small."""
     ratios = [1.5] * 20
 
-    def timed(first, second, seconds, enough=0.0) -> list[float]:
+    def timed(first, second, seconds, enough=0.0) -> list[tuple[float, float]]:
         first(), second()
-        return ratios
+        return [(each * 1e-3, 1e-3) for each in ratios]
 
-    monkeypatch.setattr(slower, "timed_pairs", timed)
+    monkeypatch.setattr(slower, "paired_seconds", timed)
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: False)
     monkeypatch.setattr(slower, "MIN_SECONDS", -1.0)
     # Only partitions step aside, also where the eager model does the same.
@@ -117,9 +117,16 @@ def test_times_of_the_verification_screen_the_cases(eager, compiled, enough) -> 
     assert not slower.is_fast_enough(None)
 
 
+def test_a_partition_that_is_slow_only_beside_busy_neighbors_stays(archive, pairs) -> None:
+    # One quiet moment shows how fast it is.
+    pairs[:] = [3.0] * 19 + [1.0]
+    report = started(archive, {"warmup": WARMUP}, weights=save_weights).describe_handle()
+    assert not slower_ones(report)
+
+
 def test_a_case_that_is_fast_enough_is_not_timed(archive, pairs, monkeypatch) -> None:
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: times.eager > 0 and times.compiled > 0)
-    monkeypatch.setattr(slower, "timed_pairs", lambda *calls: pytest.fail("timed"))
+    monkeypatch.setattr(slower, "paired_seconds", lambda *calls: pytest.fail("timed"))
     report = started(archive, {"warmup": WARMUP}, weights=save_weights).describe_handle()
     assert not slower_ones(report)
 
@@ -154,8 +161,9 @@ def test_without_time_partitions_stay_and_the_report_says_so(archive, pairs, mon
     assert not slower_ones(report) and any("and not timed against eager" in note for note in report["notes"])
 
 
-def test_a_partition_of_a_fast_case_stays(archive, pairs, monkeypatch) -> None:
-    monkeypatch.setattr(slower, "is_fast_enough", lambda times: times is fast[0])
+@pytest.fixture
+def fast_batch_of_4(pairs, monkeypatch) -> None:
+    """A batch of 4 is fast enough on OpenVINO, and nothing else."""
     fast: list[Any] = []
     step_aside = slower.step_aside
 
@@ -164,6 +172,11 @@ def test_a_partition_of_a_fast_case_stays(archive, pairs, monkeypatch) -> None:
         step_aside(prepared, section, times)
 
     monkeypatch.setattr(slower, "step_aside", recorded)
+    monkeypatch.setattr(slower, "is_fast_enough", lambda times: times is fast[0])
+
+
+@pytest.mark.usefixtures("fast_batch_of_4")
+def test_a_partition_of_a_fast_case_stays(archive, pairs) -> None:
     section = {"warmup": {"inputs": WARMUP["inputs"]}, "batching": {"buckets": [1, 4]}}
     report = started(archive, section, weights=save_weights, batch_size=4).describe_handle()
     # The graph of a batch of 1 is another one.
@@ -188,17 +201,8 @@ def test_calls_from_the_cache_step_aside_too(archive, pairs, tmp_path) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_call_of_one_shape_runs_in_the_eager_model_and_others_do_not(
-    archive, whole_calls, monkeypatch, frozen
+    archive, whole_calls, fast_batch_of_4, monkeypatch, frozen
 ) -> None:
-    fast: list[Any] = []
-    step_aside = slower.step_aside
-
-    def recorded(prepared, section, times) -> None:
-        fast.append(times["batch 4"])
-        step_aside(prepared, section, times)
-
-    monkeypatch.setattr(slower, "step_aside", recorded)
-    monkeypatch.setattr(slower, "is_fast_enough", lambda times: times is fast[0])
     warmup = {"inputs": WARMUP["inputs"]}
     section = {"warmup": warmup, "batching": {"buckets": [1, 4]}, "freeze": frozen}
     handler = started(archive, section, weights=save_weights, batch_size=4)

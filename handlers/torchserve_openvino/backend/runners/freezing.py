@@ -73,11 +73,13 @@ class FreezingRunner(Runner):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Runner`."""
-        if self._eager_calls and call_key(args, kwargs) in self._eager_calls:
-            return self.model(*args, **kwargs)
         if self._frozen is None:
+            if self._eager_calls and call_key(args, kwargs) in self._eager_calls:
+                return self.model(*args, **kwargs)
             return self._guarded(args, kwargs)
         key, leaves, recorded = self._frozen.find(args, kwargs)
+        if self._eager_calls and key in self._eager_calls:
+            return self.model(*args, **kwargs)
         if recorded is not None:
             return recorded(leaves)
         if key is None:

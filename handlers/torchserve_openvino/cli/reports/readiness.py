@@ -8,9 +8,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
+from torchserve_openvino.serving.host.headers import HEALTH_HEADER
 
-# See `serving.verification.health`, which needs torch.
-_HEADER = "openvino-health"
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -92,7 +91,7 @@ def _problem(client: httpx.Client, server: Server, model: str, seconds: float) -
     states = _worker_states(server, model, seconds)
     if states and "READY" not in states:
         return "no worker is READY: it loads, or has ended"
-    headers = {_HEADER: "1", "content-type": "application/json"}
+    headers = {HEALTH_HEADER: "1", "content-type": "application/json"}
     if server.inference_token:
         headers["Authorization"] = f"Bearer {server.inference_token}"
     try:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchserve_openvino.hosts.messages import Kind, Response
-
-# See `serving.verification.health`, which needs torch.
-HEALTH_HEADER = "openvino-health"
+from torchserve_openvino.serving.host.headers import HEALTH_HEADER
 
 
 @dataclass(eq=False)

@@ -25,10 +25,11 @@ from torchserve_openvino.errors import (
     UnsupportedMediaTypeError,
 )
 from torchserve_openvino.hosts import http
-from torchserve_openvino.hosts.messages import Kind, Response, unavailable
+from torchserve_openvino.hosts.messages import Kind, Response, unavailable, unhealthy_reason
 from torchserve_openvino.hosts.serve.model import ServedArchive
-from torchserve_openvino.hosts.serve.pending import HEALTH_HEADER, Pending
+from torchserve_openvino.hosts.serve.pending import Pending
 from torchserve_openvino.hosts.serve.registry import Registry
+from torchserve_openvino.serving.host.headers import HEALTH_HEADER
 from torchserve_openvino.serving.requests.refusals import refusal
 
 _ID = "x-request-id"
@@ -175,10 +176,9 @@ class Site:
     async def ready(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/health/ready``: a worker of each model answers its warm-up sample, or the model rests."""
         models = list(self._registry)
-        answers = await asyncio.gather(*map(self._problem, models))
-        problems = [f"{each.label}: {problem}" for each, problem in zip(models, answers, strict=True) if problem]
-        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-        return JSONResponse({"ready": not problems, **({"reason": "; ".join(problems)} if problems else {})}, status)
+        answers = zip(models, await asyncio.gather(*map(self._problem, models)), strict=True)
+        answer = http.readiness(f"{each.label}: {problem}" for each, problem in answers if problem)
+        return await http.response(http.only(answer))
 
     async def model_ready(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/models/NAME/ready``."""
@@ -195,12 +195,7 @@ class Site:
         pending = Pending(b"{}", "application/json", headers={HEALTH_HEADER: "1", "explain": "False"},
                           id=uuid.uuid4().hex, arrived=time.time())  # fmt: skip
         pieces = [piece async for piece in model.answer(pending)]
-        body = b"".join(piece.body for piece in pieces)
-        try:
-            state = json.loads(body)
-            return "" if state.get("healthy") else str(state.get("reason") or state.get("message") or state)
-        except (ValueError, AttributeError):
-            return f"its handler does not answer for its health: {body[:100]!r}"
+        return unhealthy_reason(b"".join(piece.body for piece in pieces))
 
     async def metrics(self, request: Request) -> HttpResponse:
         """Answers ``GET /metrics``."""

@@ -1,7 +1,10 @@
-"""`request_header`: a header of a request, however the client spells its name."""
+"""Headers of requests: `request_header` finds one however the client spells its name."""
 
 from collections.abc import Mapping
 from typing import Any
+
+# Of a request that no handler sees: the worker answers it by its own health.
+HEALTH_HEADER = "openvino-health"
 
 
 def request_header(context: Any, index: int, name: str) -> str | None:

@@ -306,8 +306,8 @@ def pooling_of(folder: Path) -> Pooling:
     if sparse:
         mode, activation = pooling.get("pooling_strategy", "max"), pooling.get("activation_function", "relu")
         if unknown or mode not in {"max", "sum"} or activation not in _ACTIVATIONS:
-            asked = ", ".join(unknown) or f"{mode!r:.40} and {activation!r:.40}"
-            raise ModelLoadError(f"{path} asks for {asked}; supported: max, sum, relu, log1p_relu.")
+            unsupported = ", ".join(unknown) or f"{mode!r:.40} and {activation!r:.40}"
+            raise ModelLoadError(f"{path} asks for {unsupported}; supported: max, sum, relu, log1p_relu.")
         return Pooling(mode, True, _ACTIVATIONS[activation], "Normalize" in kinds, longest)
     modes = [
         name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode") and on

@@ -9,14 +9,12 @@ from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import first_line
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.host.headers import request_header
+from torchserve_openvino.serving.host.headers import HEALTH_HEADER, request_header
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import set_status
 from torchserve_openvino.serving.requests.isolation import only
 from torchserve_openvino.serving.verification.verify import judge
 
-# A header of a request that no handler sees: the worker answers it by its own health.
-HEADER = "openvino-health"
 _UNHEALTHY = 503
 # Bytes of a sample's inputs and outputs that are kept; a larger sample is not run again.
 _MOST_BYTES = 64 << 20
@@ -126,4 +124,4 @@ def with_health(health: Health | None, data: list[Any], context: Any, answer: An
 
 def asks_health(context: Any, index: int) -> bool:
     """Returns True if a request asks for the worker's health."""
-    return request_header(context, index, HEADER) is not None
+    return request_header(context, index, HEALTH_HEADER) is not None
