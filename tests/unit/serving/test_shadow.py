@@ -263,7 +263,7 @@ def test_an_interrupted_run_does_not_disturb_guarded_calls(archive) -> None:
 
 
 def test_changed_weights_are_not_compared(archive) -> None:
-    made, handler = started(archive)
+    _made, handler = started(archive)
     worker_of(handler).state.before_call()
     handler.model(torch.tensor(ROW))
     with torch.no_grad():
@@ -291,7 +291,7 @@ def test_what_eager_refuses_is_a_mismatch_too(archive, monkeypatch, caplog) -> N
 
 def test_a_full_queue_skips_and_counts(archive, monkeypatch) -> None:
     monkeypatch.setattr(shadow, "MAX_WAITING", 2)
-    made, handler = started(archive)
+    _made, handler = started(archive)
     worker_of(handler).state.before_call()
     for _ in range(5):
         handler.model(torch.tensor(ROW))
