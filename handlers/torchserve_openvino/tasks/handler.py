@@ -69,10 +69,6 @@ class TaskWorker(Worker):
         """Returns what is logged at READY."""
         return self.handler._summary(models)
 
-    def accounted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the task's responses, which are counted as the task does."""
-        return self.handler._accounted(requests)
-
     def responses(self, requests: Sequence[Request]) -> list[Response]:
         """Returns the task's responses."""
         return self.handler._responses(requests)
@@ -148,9 +144,9 @@ class TaskHandler(HandlerBase):
         """Answers one request's body outside of any server, after the handler was loaded."""
         return self._openvino.run_sample(body)
 
-    def watched(self, run: Callable[[], Any]) -> Any:
+    def watched(self, run: Callable[..., Any], *args: Any) -> Any:
         """Calls ``run``, returns its result, and checks what fell back against the policy."""
-        return self._openvino.watched(run)
+        return self._openvino.watched(run, *args)
 
     def _started(self) -> None:
         """Does what has to be done once the worker is READY."""
@@ -163,9 +159,6 @@ class TaskHandler(HandlerBase):
 
     def _summary(self, models: Models | None) -> str:
         return Worker.summary(self._openvino, models)
-
-    def _accounted(self, requests: Sequence[Request]) -> list[Response]:
-        return Worker.accounted(self._openvino, requests)
 
     def _responses(self, requests: Sequence[Request]) -> list[Response]:
         return Worker.responses(self._openvino, requests)

@@ -140,9 +140,7 @@ class ItemHandler(TaskHandler):
 
     def _predicted(self, values: list[Any]) -> list[Any]:
         worker = self._openvino
-        return run_isolated(
-            values, lambda some: worker.watched(partial(self.predict, some)), self._blame, worker.counters
-        )
+        return run_isolated(values, partial(worker.watched, self.predict), self._blame, worker.counters)
 
     def _explained(self, values: list[Any]) -> list[Any]:
         def run(some: list[Any]) -> list[Any]:

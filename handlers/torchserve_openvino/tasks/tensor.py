@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class TensorHandler(ItemHandler):
 
     def _parse(self, value: Any) -> TensorRequest:
         request = parse(value, self._openvino.config.openvino.tensor.max_bytes)
-        known = set(parameter_names(self._openvino.eager_model))
+        known = self._input_names
         unknown = [name for name in request.named if known and name not in known]
         if unknown and request.format == "kserve":
             # KServe names every tensor. If the model has no arguments of these names, the tensors are passed in order.
@@ -52,6 +53,10 @@ class TensorHandler(ItemHandler):
         elif unknown:
             raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known))}")
         return request
+
+    @cached_property
+    def _input_names(self) -> frozenset[str]:
+        return frozenset(parameter_names(self._openvino.eager_model))
 
     def _responses(self, requests: Sequence[Request]) -> list[Response]:
         """Answers enveloped requests without unpacking them: `decode` itself reads the bodies of all envelopes."""

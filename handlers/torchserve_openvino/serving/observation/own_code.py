@@ -39,6 +39,10 @@ class OwnCode:
     Args:
         handler: The handler.
         worker: Has its ``eager_model``, and the compilers of methods.
+
+    Attributes:
+        is_shipped: Whether it is the code of a shipped task, which need not be watched: that costs some microseconds
+            for each operator.
     """
 
     def __init__(self, handler: Any, worker: Any) -> None:
@@ -48,12 +52,11 @@ class OwnCode:
         self._files = files_of(handler)
         self._explains = False
         self._outside = EagerWatch(self._files, self._count)
-        # The code of a shipped task need not be watched, which costs some microseconds for each operator.
-        self._is_shipped = not _has_own_code(type(handler))
+        self.is_shipped = not _has_own_code(type(handler))
 
     def watch(self, run: Callable[[], T]) -> T:
         """Returns the result of ``run``; counts what it computes outside compiled graphs, once there is a report."""
-        return run() if self.report is None or self._is_shipped else self._outside.watch(run)
+        return run() if self.report is None or self.is_shipped else self._outside.watch(run)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

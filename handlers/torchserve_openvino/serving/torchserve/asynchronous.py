@@ -84,6 +84,21 @@ def checked_frontend(context: Any) -> dict[str, str]:
     return {"frontend": state}
 
 
+def close_connection(context: Any) -> None:
+    """Closes the connection to the frontend, in the middle of a call, so that TorchServe starts another worker.
+
+    TorchServe has no message for this, but replaces a worker whose connection is closed. It answers the requests that
+    it sent to this worker (500, "Worker died."), but loses those that it is collecting for the next batch: their
+    clients wait forever. It collects none while it waits for an answer, so a worker may end only during a call.
+    """
+    connection = getattr(context, "cl_socket", None)
+    if connection is not None:
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.warning("The connection to the frontend is closed already: %s", error)
+
+
 def set_head(context: Any, index: int, response: Response) -> None:
     """Sets the status and the content type of a response in the context, but for what a handler set there itself."""
     if response.status != HTTPStatus.OK and context.get_response_status(index)[0] != response.status:
@@ -129,6 +144,9 @@ def answered_later(context: Any, answer: Callable[[], Response]) -> Coroutine[An
     def run() -> list[Any]:
         try:
             response = answer()
+        except SystemExit:
+            close_connection(context)
+            raise
         except Exception as error:
             # What is raised here would fail all requests in flight.
             response = Response.refused(server_fault(error), str(context.request_ids.get(0) or ""))

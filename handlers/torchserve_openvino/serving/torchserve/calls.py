@@ -1,7 +1,5 @@
 """Calls of TorchServe: requests out of its data and context, and responses back into them."""
 
-import logging
-import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -9,8 +7,6 @@ from typing import Any
 
 from torchserve_openvino.serving.requests.messages import EXPLAIN_HEADER, EnvelopeKind, Request, Response
 from torchserve_openvino.serving.torchserve import asynchronous
-
-logger = logging.getLogger(__name__)
 
 
 def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: EnvelopeKind | None = None) -> Any:
@@ -33,21 +29,16 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
         return asynchronous.whole_response(context, lambda: [handler.describe_handle()])
     requests = requests_of(data, context, envelope)
     if asynchronous.is_awaited():
-        return asynchronous.answered_later(context, lambda: _answered(worker, requests, context)[0])
-    responses = _answered(worker, requests, context)
+        return asynchronous.answered_later(context, lambda: worker.answer(requests)[0])
+    try:
+        responses = worker.answer(requests)
+    except SystemExit:
+        asynchronous.close_connection(context)
+        raise
     check_statuses_arrive(requests, responses)
     for index, response in enumerate(responses):
         asynchronous.set_head(context, index, response)
     return [response.body for response in responses]
-
-
-def _answered(worker: Any, requests: Sequence[Request], context: Any) -> list[Response]:
-    try:
-        responses: list[Response] = worker.answer(requests)
-        return responses
-    except SystemExit:
-        _close_connection(context)
-        raise
 
 
 def requests_of(data: Sequence[Any], context: Any, envelope: EnvelopeKind | None = None) -> list[Request]:
@@ -96,18 +87,3 @@ def check_statuses_arrive(requests: Sequence[Request], responses: Sequence[Respo
         "for the whole batch: send yours again, or set batchSize: 1",
         HTTPStatus.SERVICE_UNAVAILABLE.value,
     )
-
-
-def _close_connection(context: Any) -> None:
-    """Closes the connection to the frontend, in the middle of a call, so that TorchServe starts another worker.
-
-    TorchServe has no message for this, but replaces a worker whose connection is closed. It answers the requests that
-    it sent to this worker (500, "Worker died."), but loses those that it is collecting for the next batch: their
-    clients wait forever. It collects none while it waits for an answer, so a worker may end only during a call.
-    """
-    connection = getattr(context, "cl_socket", None)
-    if connection is not None:
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            logger.warning("The connection to the frontend is closed already: %s", error)

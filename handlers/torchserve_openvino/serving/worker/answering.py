@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
@@ -151,35 +152,28 @@ class Answering(ArchiveLoading):
         Raises:
             SystemExit: The worker has to be replaced.
         """
-        return with_health(self.health, requests, self._answer)
+        if self.health is not None and any(request.asks_health for request in requests):
+            return with_health(self.health, requests, self.counted)
+        return self.counted(requests)
 
-    def _answer(self, requests: Sequence[Request]) -> list[Response]:
-        taken = self.recorder.take(requests) if self.recorder is not None else ()
-        responses = self.accounted(requests)
-        if self.recorder is not None:
-            self.recorder.keep(taken, responses)
-        return responses
-
-    def accounted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the responses to requests; counts these, measures their times, and sends metrics after it."""
+    def counted(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the responses to requests; counts and records them, measures times, and sends metrics after it."""
         state = self.state
         assert state is not None
         state.before_call()
         self.counters.add("requests", len(requests))
-        try:
-            return self._measured(requests)
-        finally:
-            state.after_call(self.metrics)
-
-    def _measured(self, requests: Sequence[Request]) -> list[Response]:
+        taken = self.recorder.take(requests) if self.recorder is not None else ()
         responses: list[Response] | None = None
         try:
             with self.times.call(requests, self.most_requests, self.metrics) as call:
                 responses = self.responses(requests)
+            if self.recorder is not None:
+                self.recorder.keep(taken, responses)
             return responses
         finally:
             if self.tracing is not None:
                 self.tracing.record(call, responses)
+            state.after_call(self.metrics)
 
     def responses(self, requests: Sequence[Request]) -> list[Response]:
         """Returns the responses to the requests of one call, which are not counted here."""
@@ -190,7 +184,7 @@ class Answering(ArchiveLoading):
         envelope = Envelope(kind, self.model_name, self.model_version or None)
         return answer_enveloped(envelope, requests, self.answered, self.counters, self.most_items, self.most_bytes)
 
-    def watched(self, run: Callable[[], Any]) -> Any:
+    def watched(self, run: Callable[..., Any], *args: Any) -> Any:
         """Calls ``run``, returns its result, and checks what fell back against the policy.
 
         Raises:
@@ -198,7 +192,7 @@ class Answering(ArchiveLoading):
         """
         assert self.state is not None
         try:
-            result = self.own_code.watch(run)
+            result = run(*args) if self.own_code.is_shipped else self.own_code.watch(partial(run, *args))
         except BaseException:
             self.state.watch.skip()
             raise
@@ -237,7 +231,7 @@ class Answering(ArchiveLoading):
 
         def run(some: list[tuple[int, Any]]) -> list[Any]:
             with only(context, [position for position, _ in some], len(items)):
-                return self.watched(lambda: self._own(handle, [item for _, item in some], context))
+                return self.watched(self._own, handle, [item for _, item in some], context)
 
         answers = run_isolated(list(enumerate(items)), run, lambda _, error: _fault(error), self.counters)
         return answers if requests[0].envelope is not None else with_own_headers(answers, context)

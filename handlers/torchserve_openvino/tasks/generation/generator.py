@@ -34,6 +34,7 @@ from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
 from torchserve_openvino.tasks.generation.supervised_engine import SupervisedEngine
+from torchserve_openvino.tasks.handler import TaskWorker
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error
@@ -41,6 +42,35 @@ from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.5
+
+
+class GeneratingWorker(TaskWorker):
+    """The worker of a text generator: several calls may run at once, whose requests join each other in the engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Calls that run now.
+        self._calls = 0
+        self._counting = threading.Lock()
+
+    def counted(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the responses to requests; counts and records them, and sends metrics after it."""
+        state = self.state
+        assert state is not None
+        with self._counting:
+            if not self._calls:
+                state.before_call()
+            self._calls += 1
+        taken = self.recorder.take(requests) if self.recorder is not None else ()
+        try:
+            responses = self.responses(requests)
+            if self.recorder is not None:
+                self.recorder.keep(taken, responses)
+            return responses
+        finally:
+            with self._counting:
+                self._calls -= 1
+                state.after_call(self.metrics)
 
 
 class TextGenerator(HubHandler):
@@ -51,6 +81,7 @@ class TextGenerator(HubHandler):
         flat: The field of a request whose parameters stand beside it.
     """
 
+    _openvino_worker = GeneratingWorker
     task = "text_generator"
     parameters = TextParameters
     takes = str
@@ -65,9 +96,6 @@ class TextGenerator(HubHandler):
         self._special: frozenset[int] = frozenset()
         self._measures: GenerationMetrics | None = None
         self._frontend: dict[str, str] = {}
-        # Calls that run now.
-        self._calls = 0
-        self._counting = threading.Lock()
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -127,21 +155,6 @@ class TextGenerator(HubHandler):
         return report
 
     # --- requests ---------------------------------------------------------------------------------------------
-
-    def _accounted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the responses; several calls may run at once, where requests join each other in the engine."""
-        state = self._openvino.state
-        assert state is not None
-        with self._counting:
-            if not self._calls:
-                state.before_call()
-            self._calls += 1
-        try:
-            return self._responses(requests)
-        finally:
-            with self._counting:
-                self._calls -= 1
-                state.after_call(self._openvino.metrics)
 
     def _responses(self, requests: Sequence[Request]) -> list[Response]:
         """Answers requests of a call together in the engine; envelopes know neither streams nor OpenAI's endpoints."""
