@@ -39,20 +39,20 @@ class Worker:
     def answers(self) -> list[dict[str, Any]]:
         """Answers each request by itself."""
         result = []
-        for place in range(len(self._requests)):
-            (answer,) = self._host.answer([self._request(place)])
+        for index in range(len(self._requests)):
+            (answer,) = self._host.answer([self._request(index)])
             body = base64.b64encode(answer.body).decode()
             result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
         return result
 
-    def _request(self, place: int) -> Request:
+    def _request(self, index: int) -> Request:
         """Returns a copy of a request, as a user's handler may change what it gets; they are taken in turn."""
-        request = self._requests[place % len(self._requests)]
+        request = self._requests[index % len(self._requests)]
         return replace(request, row=dict(request.row))
 
     def call(self, size: int) -> float:
         """Returns the milliseconds of one call with so many requests, which are taken in turn."""
-        batch = [self._request(self._next + place) for place in range(size)]
+        batch = [self._request(self._next + index) for index in range(size)]
         self._next += size
         start = time.perf_counter()
         answers = self._host.answer(batch)

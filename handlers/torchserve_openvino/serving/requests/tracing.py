@@ -50,9 +50,9 @@ class Tracing:
         """
         phases = call.spans()
         end = max(end for _, end in phases.values())
-        for place, (request, wait) in enumerate(zip(call.requests, call.waits, strict=True)):
+        for index, (request, wait) in enumerate(zip(call.requests, call.waits, strict=True)):
             arrived = call.started - int((wait or 0.0) * 1e9)
-            status = 500 if responses is None else int(responses[place].status)
+            status = 500 if responses is None else int(responses[index].status)
             facts = {
                 **self._facts, "openvino.request_id": request.id, "openvino.batch_size": len(call.requests),
                 "http.response.status_code": status,

@@ -14,11 +14,11 @@ from torchserve_openvino.serving.loading.archive import batch_size_of, model_of
 RESULT = "torchserve-openvino-loaded: "
 
 
-def load_handler(place: Path) -> Any:
+def load_handler(folder: Path) -> Any:
     """Runs an archive's handler up to READY, with TorchServe's own loader.
 
     Args:
-        place: The unpacked archive.
+        folder: The unpacked archive.
 
     Returns:
         The handler; None where the archive's handler is a plain function.
@@ -26,21 +26,21 @@ def load_handler(place: Path) -> Any:
     # Imported here, so that the names above can be used without TorchServe.
     from ts.model_loader import ModelLoaderFactory
 
-    model = model_of(place)
+    model = model_of(folder)
     batch_size = 1
     if name := model.get("configFile"):
-        batch_size = batch_size_of(read_yaml(place / name))
-    sys.path.insert(0, str(place))
-    handler = str(place / model["handler"]) if (place / model["handler"]).is_file() else model["handler"]
-    service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(place), handler, None, batch_size)
+        batch_size = batch_size_of(read_yaml(folder / name))
+    sys.path.insert(0, str(folder))
+    handler = str(folder / model["handler"]) if (folder / model["handler"]).is_file() else model["handler"]
+    service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(folder), handler, None, batch_size)
     return getattr(service._entry_point, "__self__", None)
 
 
-def load_without_server(place: Path) -> Any:
+def load_without_server(folder: Path) -> Any:
     """Runs an archive's handler up to READY, and lets it answer requests outside of any server.
 
     Args:
-        place: The unpacked archive.
+        folder: The unpacked archive.
 
     Returns:
         The handler; None where the archive's handler is a plain function.
@@ -49,7 +49,7 @@ def load_without_server(place: Path) -> Any:
     import ts
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
-    handler = load_handler(place)
+    handler = load_handler(folder)
     if handler is not None:
         metrics = Path(ts.__file__).parent / "configs" / "metrics.yaml"
         handler.context.metrics = MetricsCacheYamlImpl(config_file_path=str(metrics))

@@ -92,9 +92,9 @@ class Context:
         context.stopping_criteria = None
         return context
 
-    def _of(self, place: int) -> Headers:
+    def _of(self, index: int) -> Headers:
         assert self.request_processor is not None, "outside of a call there are no requests"
-        return self.request_processor[place]
+        return self.request_processor[index]
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Returns a request's id."""
