@@ -20,10 +20,11 @@ from typing import Annotated, Any
 
 import typer
 
-SCRIPTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(SCRIPTS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
+
+SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 def measured(archive: Path, request: Path | None, workers: int) -> list[dict[str, Any]]:

@@ -432,6 +432,6 @@ def test_a_body_that_is_not_of_its_type(body: bytes, kind: str, message: str) ->
 
 def test_a_warm_worker_imports_nothing_that_traces_and_its_first_request_imports_nothing(tmp_path: Path) -> None:
     packaged = archive(tmp_path, "warm", "tensor", CONFIG, "--precompile")
-    done = subprocess.run([sys.executable, "-c", WARM, packaged], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", WARM, packaged], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["tracing: []", "first request: []"]
