@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.integers import most
@@ -29,6 +28,7 @@ from torchserve_openvino.ops.names import (
     value_of,
 )
 from torchserve_openvino.ops.registry import NARROW_INTEGERS, ArgumentLimit, rule_of
+from torchserve_openvino.ops.symbolic_sizes import depends_on_values, is_undecided_size
 from torchserve_openvino.report import FallbackKind
 
 # The dtypes for which OpenVINO's CPU plugin gives the same results as torch. It computes float64 as float32, and the
@@ -113,7 +113,9 @@ class SupportTable:
         """Returns why a node is refused, or None if it may run on OpenVINO."""
         try:
             return self._refuse(node)
-        except GuardOnDataDependentSymNode:
+        except RuntimeError as error:
+            if not is_undecided_size(error):
+                raise
             return Refusal("unsupported_op", "a rule depends on a size that is known only when the model runs")
 
     def _refuse(self, node: Node) -> Refusal | None:
@@ -208,12 +210,12 @@ _AVERAGES = packets("mean var var_mean std std_mean")
 def _may_be_of_nothing(node: Node) -> str | None:
     """Returns why a node stays in eager PyTorch: it averages a number of values that depends on values; or None."""
     source = first_input(node)
-    if packet_name(op_name(node.target)) not in _AVERAGES or source is None or not free_unbacked_symbols(source.shape):
+    if packet_name(op_name(node.target)) not in _AVERAGES or source is None or not depends_on_values(source.shape):
         return None
     dims = arguments_of(node).get("dim")
     over = [dims] if isinstance(dims, int) else dims or range(source.dim())
     counts = [source.shape[dim] for dim in over]
-    return "an average of values whose number may be 0" if free_unbacked_symbols(counts) else None
+    return "an average of values whose number may be 0" if depends_on_values(counts) else None
 
 
 # --- sums over open dimensions --------------------------------------------------------------------------------------

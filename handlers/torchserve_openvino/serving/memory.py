@@ -4,18 +4,22 @@ import ctypes
 import gc
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import torch
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.runtime.pages import give_pages_back
 from torchserve_openvino.errors import ModelLoadError, WeightsReleasedError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 
 logger = logging.getLogger(__name__)
 
+# Files of which weights may be mapped.
+_WEIGHTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".pt2"})
 # By how much a worker's memory may exceed what is in use before the rest is given back.
 _RESIDENT_SHARE = 1.03
 
@@ -59,10 +63,19 @@ def release_weights(
     return {"before_release": before, "after_release": after}
 
 
-def tidy(compiled: object) -> None:
-    """Frees memory that a worker needs only until it is READY."""
+def tidy(compiled: object, model_dir: Path) -> None:
+    """Frees memory that a worker needs only until it is READY.
+
+    Eager weights that are mapped from a file, as transformers maps those in safetensors, stay usable: the system reads
+    a page again when something reads the weight.
+
+    Args:
+        compiled: The compiled model.
+        model_dir: The unpacked archive; pages of its files that nobody wrote to are released.
+    """
     if isinstance(compiled, CompiledModule):
         compiled.give_memory_back()
+    give_pages_back({path.resolve() for path in model_dir.rglob("*") if path.suffix in _WEIGHTS})
     _trim()
 
 

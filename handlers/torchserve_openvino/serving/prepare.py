@@ -96,7 +96,7 @@ class Preparation:
         for note in self._shapes.notes:
             prepared.report.tracker.add_note(note)
         self._release(prepared)
-        tidy(prepared.model.compiled)
+        tidy(prepared.model.compiled, self._context.model_dir)
         return prepared
 
     def unasked(self) -> Prepared:

@@ -12,14 +12,16 @@ class Clock:
     """Nested phases; time counts for the innermost one only, so that they add up to the total.
 
     Args:
-        started: `time.time()` of the parent, just before it started this process.
+        started: ``now()`` of the parent, just before it started this process.
+        now: The clock; by default that of the wall, which processes share.
 
     Attributes:
         phases: Seconds of each; time outside all phases is `interpreter`.
     """
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, now: Callable[[], float] = time.time) -> None:
         self.phases: dict[str, float] = {}
+        self._now = now
         self._started = self._last = started
         self._open = ["interpreter"]
 
@@ -55,6 +57,6 @@ class Clock:
         self.phases[target] = self.phases.get(target, 0.0) + seconds
 
     def _charge(self) -> None:
-        now = time.time()
+        now = self._now()
         self.phases[self._open[-1]] = self.phases.get(self._open[-1], 0.0) + now - self._last
         self._last = now

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import re
 import subprocess
 import sys
 import threading
@@ -246,6 +247,16 @@ class Number(enum.IntEnum):
 Pair = collections.namedtuple("Pair", "a b")
 
 
+@dataclasses.dataclass
+class Annotated:
+    longest: int | None = None
+
+
+@dataclasses.dataclass
+class AnnotatedOtherwise:
+    longest: float | None = None
+
+
 @functools.lru_cache
 def cached(x: float) -> float:
     return x * 2
@@ -302,6 +313,10 @@ DIFFERENT: dict[str, tuple[Any, Any]] = {
     "class": (nn.ReLU, nn.Tanh),
     "simple namespace": (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
     "deque": (collections.deque([1]), collections.deque([2])),
+    "regular expression": (re.compile("a+"), re.compile("a*")),
+    "flags of one": (re.compile("a"), re.compile("a", re.IGNORECASE)),
+    "annotation": (int | None, float | None),
+    "annotation of a field": (Annotated, AnnotatedOtherwise),
     "long text": ("a" * 5000 + "b", "a" * 5000 + "c"),
 }
 

@@ -58,6 +58,19 @@ host = Host(Path(sys.argv[1]), lambda *_: None)
 assert not [name for name in sys.modules if name.startswith("ts.")]
 print("answered:", answer.status, answer.body.decode().replace("\\n", ""))
 """
+WARM = """
+import sys
+from pathlib import Path
+from torchserve_openvino.hosts.core import Host
+from torchserve_openvino.hosts.messages import Request
+host = Host(Path(sys.argv[1]), lambda *_: None)
+before = set(sys.modules)
+(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
+assert answer.status == 200, answer
+assert host.describe()["cache"]["traces"] == 0, host.describe()["cache"]
+print("tracing:", [name for name in ("torch._dynamo", "torch._inductor", "sympy", "networkx") if name in sys.modules])
+print("first request:", sorted(set(sys.modules) - before))
+"""
 ROW = [0.5, -1.0, 2.0, 0.1]
 
 
@@ -415,3 +428,10 @@ def test_bodies_reach_the_handler_as_from_torchserve(body: bytes, kind: str, val
 def test_a_body_that_is_not_of_its_type(body: bytes, kind: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         row_of(body, kind, {})
+
+
+def test_a_warm_worker_imports_nothing_that_traces_and_its_first_request_imports_nothing(tmp_path: Path) -> None:
+    packaged = archive(tmp_path, "warm", "tensor", CONFIG, "--precompile")
+    done = subprocess.run([sys.executable, "-c", WARM, packaged], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["tracing: []", "first request: []"]

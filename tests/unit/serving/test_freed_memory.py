@@ -1,8 +1,12 @@
 """A worker gives memory back that requests have left behind."""
 
-import psutil
+from pathlib import Path
 
-from torchserve_openvino.serving.memory import FreedMemory
+import psutil
+import torch
+from safetensors.torch import load_file, save_file
+
+from torchserve_openvino.serving.memory import FreedMemory, tidy
 
 _MB = 2**20
 
@@ -28,3 +32,14 @@ def test_memory_in_use_is_not_looked_for_again_and_again(monkeypatch) -> None:
     for _ in range(5):
         freed.give_back()
     assert len(trims) == 1 and used
+
+
+def test_mapped_weights_of_the_archive_are_given_back_and_stay_readable(tmp_path: Path) -> None:
+    # In a file, as transformers maps the weights of a model that it loads.
+    save_file({"weight": torch.rand(16 * _MB)}, tmp_path / "model.safetensors")
+    weight = load_file(tmp_path / "model.safetensors")["weight"]
+    total = weight.sum()
+    full = psutil.Process().memory_info().rss
+    tidy(None, tmp_path)
+    assert psutil.Process().memory_info().rss < full - 50 * _MB
+    assert weight.sum() == total

@@ -7,6 +7,7 @@ model's classes. What cannot be identified is listed, and a model with such part
 """
 
 import collections
+import copyreg
 import enum
 import functools
 import logging
@@ -212,7 +213,13 @@ class _Walk(CodeWalk):
             if is_library(type(value)) and type(value).__module__ == "_collections":
                 self.unknown.append(f"{where} ({name_of(type(value))})")
             return
-        # Without attributes visible to Python, it is identified by its repr, if its class defines how to pickle it.
+        # Without attributes visible to Python, it is identified by what pickle would store of it: compiled regular
+        # expressions and annotations such as `int | None` are registered there.
+        if (reduce := copyreg.dispatch_table.get(type(value))) is not None:
+            reduced = reduce(value)
+            self.value(list(reduced[1:]) if isinstance(reduced, tuple) else reduced, where)
+            return
+        # Or by its repr, if its class defines how to pickle it.
         text = repr(value)
         opaque = type(value).__reduce__ is object.__reduce__ and type(value).__reduce_ex__ is object.__reduce_ex__
         if opaque or " at 0x" in text:

@@ -12,11 +12,11 @@ import torch
 from openvino import Output
 from openvino import opset15 as ops
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops.names import op_name, value_of
 from torchserve_openvino.ops.openvino_values import int64
 from torchserve_openvino.ops.registry import Bags, Index, Rule, declare
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 
 _SUM, _MEAN, _MAX = 0, 1, 2
 _MODES = {_SUM: "sum", _MEAN: "mean"}
@@ -171,7 +171,7 @@ def _facts(node: Node) -> dict[str, Any]:
         return {"regular": False}
     start, end, step = _sizes(offsets.args)
     length = _length(node)
-    return {"regular": start == 0 and statically_known_true(end == length) and statically_known_true(end % step == 0)}
+    return {"regular": start == 0 and is_always_true(end == length) and is_always_true(end % step == 0)}
 
 
 def _sizes(args: Any) -> list[Any]:

@@ -13,7 +13,6 @@ from openvino import Output, Type
 from openvino import opset15 as ops
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops import integers
 from torchserve_openvino.ops.names import first_input, value_of
@@ -32,6 +31,7 @@ from torchserve_openvino.ops.registry import (
     declare,
     decomposition,
 )
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -117,7 +117,7 @@ def _not_by_mask(node: Node) -> str | None:
     masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
     if not masks:
         return None
-    if len(indices) == 1 and statically_known_true(value_of(values).numel() == 1) and not any(accumulate):
+    if len(indices) == 1 and is_always_true(value_of(values).numel() == 1) and not any(accumulate):
         return None
     return "assigns several values through a mask: how many depends on the mask's values"
 

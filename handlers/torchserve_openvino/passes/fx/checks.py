@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import NARROW_INTEGERS, Check, rule_of
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 from torchserve_openvino.ops.value_range import ValueRanges
 from torchserve_openvino.passes.bounds import Bounds
 from torchserve_openvino.passes.context import PassContext
@@ -75,7 +75,7 @@ def add_checks(graph: Graph, context: PassContext) -> None:
                 dense = add_call(graph, aten.clone.default, holds, memory_format=torch.contiguous_format)
                 flat = add_call(graph, aten.view.default, dense, [-1])
                 number = add_call(graph, aten._to_copy.default, flat, dtype=torch.int32)
-                if not statically_known_true(value_of(number).numel() > 0):
+                if not is_always_true(value_of(number).numel() > 0):
                     # Of nothing, the smallest value is the type's largest.
                     one = add_call(graph, aten.new_full.default, number, [1], 1)
                     number = add_call(graph, aten.cat.default, [number, one])
@@ -209,7 +209,7 @@ def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
     if not isinstance(divisor, Node) or (known is not None and not known[0] <= 0 <= known[1]):
         return
     size = value_of(divisor)
-    if not isinstance(size, torch.SymInt) or not statically_known_true(size != 0):
+    if not isinstance(size, torch.SymInt) or not is_always_true(size != 0):
         yield Question(lambda graph: _is_not_zero(graph, divisor), _BY_ZERO)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 from torchserve_openvino.passes.fx.nodes import add_call
@@ -92,4 +92,4 @@ def _casts(node: object, user: Node) -> Iterator[Node]:
 def _same_shape(value: object, other: object) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor) or value.dim() != other.dim():
         return False
-    return all(statically_known_true(a == b) for a, b in zip(value.shape, other.shape, strict=True))
+    return all(is_always_true(a == b) for a, b in zip(value.shape, other.shape, strict=True))
