@@ -38,7 +38,7 @@ def take_parts(graph: Graph, _: PassContext) -> None:
             graph.erase_node(node)
     for node in reversed(list(graph.nodes)):
         is_idle = node.op == "call_function" and not node.users
-        if is_idle and node.target in {*_MOVES, aten.cat.default, aten.unsqueeze.default}:
+        if is_idle and node.target in {*_MOVES, aten.cat.default, aten.clone.default}:
             graph.erase_node(node)
 
 
@@ -54,6 +54,8 @@ def _part(graph: Graph, node: Any, which: int) -> Node | None:
         return None
     if node.target is aten.cat.default:
         return _joined(node, which)
+    if node.target is aten.clone.default:
+        return _part(graph, node.args[0], which)
     arguments = _MOVES[node.target](node, value_of(node).dim()) if node.target in _MOVES else None
     if arguments is None or (source := _part(graph, node.args[0], which)) is None:
         return None
