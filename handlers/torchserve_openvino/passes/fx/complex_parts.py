@@ -17,22 +17,23 @@ from torchserve_openvino.passes.fx.nodes import add_call
 
 aten = torch.ops.aten
 # Returns the arguments that do to a part what those of a node do to pairs; None if the parts do not stay apart.
-_Arguments = Callable[[Node, int], "tuple[Any, ...] | None"]
+_PartArguments = Callable[[Node, int], "tuple[Any, ...] | None"]
 
 
 def take_parts(graph: Graph, _: PassContext) -> None:
     """Replaces each selection of a part by that part, in place, where the graph has it.
 
     Args:
-        graph: A lowered graph. A part that it returns stays a selection, with its strides.
+        graph: A lowered graph. A part that it returns, or a view of one, stays a selection: it must have the strides
+            of one, and not be the memory of an input.
     """
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not aten.select.int or not _is_last(node, node.args[1]):
+        if node.op != "call_function" or node.target is not aten.select.int or not _is_last(node):
             continue
-        if any(user.op == "output" for user in node.users):
+        if _is_returned(node):
             continue
         with graph.inserting_before(node):
-            part = _part(graph, node.args[0], node.args[2] % 2)
+            part = _part(graph, _arguments(node)[0], _arguments(node)[2] % 2)
         if part is not None:
             node.replace_all_uses_with(part)
             graph.erase_node(node)
@@ -42,9 +43,26 @@ def take_parts(graph: Graph, _: PassContext) -> None:
             graph.erase_node(node)
 
 
-def _is_last(node: Node, dim: Any) -> bool:
-    """Returns True if a dimension is the last one of what a node takes, and has two elements."""
-    value = value_of(node.args[0])
+def _is_returned(node: Node) -> bool:
+    """Returns True if the graph returns a value, or what may be a view of it."""
+    return any(
+        user.op == "output" or (user.op == "call_function" and _may_be_view(user.target) and _is_returned(user))
+        for user in node.users
+    )
+
+
+def _may_be_view(op: Any) -> bool:
+    return op is aten.reshape.default or (isinstance(op, torch._ops.OpOverload) and op.is_view)
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _is_last(node: Node) -> bool:
+    """Returns True if a node selects along the last dimension of what it takes, and that one has two elements."""
+    source, dim, *_ = _arguments(node)
+    value = value_of(source)
     return isinstance(value, Tensor) and dim % value.dim() == value.dim() - 1 and value.shape[-1] == 2
 
 
@@ -55,48 +73,62 @@ def _part(graph: Graph, node: Any, which: int) -> Node | None:
     if node.target is aten.cat.default:
         return _joined(node, which)
     if node.target is aten.clone.default:
-        return _part(graph, node.args[0], which)
-    arguments = _MOVES[node.target](node, value_of(node).dim()) if node.target in _MOVES else None
-    if arguments is None or (source := _part(graph, node.args[0], which)) is None:
+        return _part(graph, _arguments(node)[0], which)
+    moves = node.target in _MOVES and not node.kwargs
+    arguments = _MOVES[node.target](node, value_of(node).dim()) if moves else None
+    if arguments is None or (source := _part(graph, _arguments(node)[0], which)) is None:
         return None
-    return add_call(graph, node.target, source, *arguments)
+    # A part need not have the memory order that a view of the pairs relied on.
+    op = aten.reshape.default if node.target in _VIEWS else node.target
+    return add_call(graph, op, source, *arguments)
 
 
 def _joined(node: Node, which: int) -> Node | None:
     """Returns one of the two tensors that a node stacks along a new last dimension."""
-    columns, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    columns, *dims = _arguments(node)
     last = value_of(node).dim() - 1
-    if dim not in (-1, last) or len(columns) != 2:  # type: ignore[arg-type]
+    if dims not in ([-1], [last]) or len(columns) != 2:
         return None
-    column = columns[which]  # type: ignore[index]
-    if column.op != "call_function" or column.target is not aten.unsqueeze.default or column.args[1] not in (-1, last):
+    column = columns[which]
+    if column.op != "call_function" or column.target is not aten.unsqueeze.default:
         return None
-    part = column.args[0]
-    return part if isinstance(part, Node) else None
+    part, dim = _arguments(column)
+    # A concatenation converts its parts to one type.
+    is_same = dim in (-1, last) and value_of(part).dtype == value_of(node).dtype
+    return part if is_same else None
 
 
 def _permuted(node: Node, rank: int) -> tuple[Any, ...] | None:
-    dims = [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
+    dims = [dim % rank for dim in _arguments(node)[1]]
     return (dims[:-1],) if dims[-1] == rank - 1 else None
 
 
 def _along(node: Node, rank: int) -> tuple[Any, ...] | None:
-    dim = node.args[1] if len(node.args) > 1 else 0
-    rank = value_of(node.args[0]).dim()
-    return (dim % rank, *node.args[2:]) if dim % rank != rank - 1 else None  # type: ignore[operator]
+    dim = _arguments(node)[1] if len(_arguments(node)) > 1 else 0
+    rank = value_of(_arguments(node)[0]).dim()
+    return (dim % rank, *_arguments(node)[2:]) if dim % rank != rank - 1 else None
 
 
 def _unsqueezed(node: Node, rank: int) -> tuple[Any, ...] | None:
-    dim = node.args[1] % rank  # type: ignore[operator]
+    dim = _arguments(node)[1] % rank
     return (dim,) if dim != rank - 1 else None
 
 
 def _reshaped(node: Node, rank: int) -> tuple[Any, ...] | None:
-    source = value_of(node.args[0])
-    return (node.args[1][:-1],) if source.shape[-1] == 2 == value_of(node).shape[-1] else None  # type: ignore[index]
+    source = value_of(_arguments(node)[0])
+    return (_arguments(node)[1][:-1],) if source.shape[-1] == 2 == value_of(node).shape[-1] else None
 
 
-_MOVES: dict[Any, _Arguments] = {
+def _squeezed(node: Node, rank: int) -> tuple[Any, ...] | None:
+    source, dims = _arguments(node)
+    last = value_of(source).dim() - 1
+    dims = [dim % (last + 1) for dim in dims]
+    return None if last in dims else (dims,)
+
+
+_VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+_MOVES: dict[Any, _PartArguments] = {
     aten.permute.default: _permuted, aten.slice.Tensor: _along, aten.select.int: _along,
-    aten.unsqueeze.default: _unsqueezed, aten.reshape.default: _reshaped, aten.neg.default: lambda *_: (),
+    aten.unsqueeze.default: _unsqueezed, aten.squeeze.dims: _squeezed, aten.neg.default: lambda *_: (),
+    **dict.fromkeys(_VIEWS, _reshaped),
 }  # fmt: skip
