@@ -78,9 +78,11 @@ def _part(graph: Graph, node: Any, which: int) -> Node | None:
     arguments = _MOVES[node.target](node, value_of(node).dim()) if moves else None
     if arguments is None or (source := _part(graph, _arguments(node)[0], which)) is None:
         return None
+    if node.target not in _VIEWS:
+        return add_call(graph, node.target, source, *arguments)
     # A part need not have the memory order that a view of the pairs relied on.
-    op = aten.reshape.default if node.target in _VIEWS else node.target
-    return add_call(graph, op, source, *arguments)
+    is_possible = value_of(source).is_contiguous()
+    return add_call(graph, aten.view.default, source, *arguments) if is_possible else None
 
 
 def _joined(node: Node, which: int) -> Node | None:
@@ -126,7 +128,7 @@ def _squeezed(node: Node, rank: int) -> tuple[Any, ...] | None:
     return None if last in dims else (dims,)
 
 
-_VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _MOVES: dict[Any, _PartArguments] = {
     aten.permute.default: _permuted, aten.slice.Tensor: _along, aten.select.int: _along,
     aten.unsqueeze.default: _unsqueezed, aten.squeeze.dims: _squeezed, aten.neg.default: lambda *_: (),
