@@ -191,7 +191,8 @@ def _resized(op: Any, opaque: Any) -> Callable[..., Any]:
             return opaque(x, output_size, *options)
         if x.dtype not in _FLOATS or not has_open_sizes(x, output_size, factors) or 0 in x.shape:
             return NotImplemented
-        sizes = new_sizes(x.shape[2:], output_size, factors)
+        # torch's own count of the new sizes, which fixes no size (upsample_compute_output_size).
+        sizes = output_size or [torch.sym_int(size * by) for size, by in zip(x.shape[2:], factors, strict=True)]
         found = resize(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
         return found.contiguous(memory_format=_format_of_resized(x))
 
