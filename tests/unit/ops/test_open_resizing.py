@@ -107,7 +107,7 @@ def test_factors_that_float32_rounds_resize_one_axis_after_the_other(mode: str, 
         how["align_corners"] = True
     report = _same(Resized(**how), *((torch.randn(2, 3, *shape[:2]),) for shape in SHAPES))
     assert report.summary.coverage == 1.0 and report.summary.partitions == 1, report.to_text()
-    counts = report.graphs[0].partitions[0].op_counts
+    counts = report.to_dict()["graphs"][0]["partitions"][0]["op_counts"]
     assert not any(name.startswith(("aten.index.", "aten._unsafe_index")) for name in counts), counts
 
 
