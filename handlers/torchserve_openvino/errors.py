@@ -25,18 +25,18 @@ class ConfigError(TorchServeOpenVINOError, ValueError):
     Args:
         message: What is wrong, and how to fix it.
         key: Dotted path of the offending key, e.g. ``pt2.compile.options.device``.
-        place: Where the key was set, e.g. ``model-config.yaml:7`` or ``options``.
+        location: Where the key was set, e.g. ``model-config.yaml:7`` or ``options``.
         suggestion: Closest valid name, if there is a close one.
     """
 
     status = 400
 
-    def __init__(self, message: str, *, key: str = "", place: str = "", suggestion: str | None = None) -> None:
+    def __init__(self, message: str, *, key: str = "", location: str = "", suggestion: str | None = None) -> None:
         self.message = message
         self.key = key
-        self.place = place
+        self.location = location
         self.suggestion = suggestion
-        where = " ".join(part for part in (f"{place}:" if place else "", f"{key}:" if key else "") if part)
+        where = " ".join(part for part in (f"{location}:" if location else "", f"{key}:" if key else "") if part)
         hint = f" Did you mean {suggestion!r}?" if suggestion else ""
         super().__init__(f"{where} {message}{hint}".strip())
 

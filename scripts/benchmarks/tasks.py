@@ -25,7 +25,7 @@ from benchmarks import output
 from benchmarks.harness import Call, interleave
 from benchmarks.task_cases import CASES, Case, drawn
 from benchmarks.workers import context_for, expect, own_threads
-from torchserve_openvino.serving.host.context import encoded
+from torchserve_openvino.serving.requests.messages import encoded
 
 EAGER, OURS = "eager", "this package"
 BATCHES = (1, 4)

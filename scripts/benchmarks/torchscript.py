@@ -299,7 +299,7 @@ def _handler(case: Case, folder: Path) -> tuple[Any, list[torch.Tensor], Path]:
     """Packs an archive, unpacks it, and loads it as a worker does."""
     from torchserve_openvino.cli.handler_path import handlers
     from torchserve_openvino.packaging.archive import extract, run_archiver
-    from torchserve_openvino.serving.loading.archive import load_handler
+    from torchserve_openvino.serving.torchserve.archive_loader import load_handler
 
     scripted, specs = case.make()
     path = folder / "model.pt"
@@ -348,7 +348,7 @@ def _difference(one: Any, other: Any) -> float:
 
 def measure(case: Case, runs: int) -> dict[str, Any]:
     """Serves one archive; returns its figures."""
-    from torchserve_openvino.serving.base import worker_of
+    from torchserve_openvino.serving.torchserve.base import worker_of
 
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         start = time.perf_counter()

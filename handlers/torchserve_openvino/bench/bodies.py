@@ -41,12 +41,16 @@ def read_folder(folder: Path) -> list[Body]:
         ConfigError: The folder is missing or holds no file, or a file is empty.
     """
     if not folder.is_dir():
-        raise ConfigError("is no folder; give one with a request body in each file.", place=str(folder), key="requests")
+        raise ConfigError(
+            "is no folder; give one with a request body in each file.", location=str(folder), key="requests"
+        )
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not paths:
-        raise ConfigError("holds no file; put a request body into each.", place=str(folder), key="requests")
+        raise ConfigError("holds no file; put a request body into each.", location=str(folder), key="requests")
     if empty := [path.name for path in paths if not path.stat().st_size]:
-        raise ConfigError(f"{empty[0]} is empty, and no request has an empty body.", place=str(folder), key="requests")
+        raise ConfigError(
+            f"{empty[0]} is empty, and no request has an empty body.", location=str(folder), key="requests"
+        )
     return [Body(path, content_type(path)) for path in paths]
 
 

@@ -143,7 +143,7 @@ def _plain(error: ConfigError) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "key": error.key,
-        "place": error.place,
+        "place": error.location,
         "message": error.message,
         "suggestion": error.suggestion,
     }

@@ -133,7 +133,7 @@ def resolve_options(
     options: Mapping[str, Any] | None,
     *,
     env: Mapping[str, str] | None = None,
-    place: str = "options",
+    location: str = "options",
     check_device: bool = True,
     catalog: DeviceCatalog | None = None,
 ) -> ResolvedOptions:
@@ -142,7 +142,7 @@ def resolve_options(
     Args:
         options: Keyed by OpenVINO's names; not modified. They override the environment.
         env: Environment variables; ``os.environ`` if None.
-        place: Name of the options in messages and in `ResolvedOptions.sources`.
+        location: Name of the options in messages and in `ResolvedOptions.sources`.
         check_device: Whether the devices must exist on this machine and accept the properties.
         catalog: Devices to check against instead of this machine's.
 
@@ -151,7 +151,7 @@ def resolve_options(
         UnknownOperatorError: Torch does not know an operator.
         ConfigError: Anything else is wrong; several problems are raised as one error.
     """
-    problems = Problems(lambda _: place)
+    problems = Problems(lambda _: location)
     resolved = resolve_into(problems, options, env=env, catalog=catalog or pick_catalog(check_device))
     problems.raise_if_any()
     return resolved
@@ -222,13 +222,13 @@ class _Resolver:
             elif name == PRECISION and options.precision is not None:
                 self.sources[f"config.{name}"] = self.sources["precision"]
             else:
-                self.sources[f"config.{name}"] = self.problems.place("config", name)
+                self.sources[f"config.{name}"] = self.problems.location("config", name)
         return ResolvedOptions(options, self.sources)
 
     def _value(self, name: str) -> Any:
         """Returns what the user gave: the option, else the environment variable, else None."""
         if self.given.get(name) is not None:
-            self.sources[name] = self.problems.place(name)
+            self.sources[name] = self.problems.location(name)
             return self.given[name]
         variable = ENV_DEFAULTS.get(name, "")
         if self.env.get(variable, "").strip():

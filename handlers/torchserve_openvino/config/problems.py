@@ -20,7 +20,7 @@ def dotted(path: KeyPath) -> str:
 
 def _line(problem: ConfigError) -> int:
     """Returns the line of a problem, to sort by position in the file; 0 if it has none."""
-    tail = problem.place.rpartition(":")[2]
+    tail = problem.location.rpartition(":")[2]
     return int(tail) if tail.isdigit() else 0
 
 
@@ -31,10 +31,10 @@ class ConfigErrors(ConfigError):
         problems: One `ConfigError` (or subclass) for each.
     """
 
-    def __init__(self, problems: tuple[ConfigError, ...], *, place: str = "") -> None:
+    def __init__(self, problems: tuple[ConfigError, ...], *, location: str = "") -> None:
         self.problems = problems
         lines = "".join(f"\n  - {problem}" for problem in problems)
-        super().__init__(f"{len(problems)} problems:{lines}", place=place)
+        super().__init__(f"{len(problems)} problems:{lines}", location=location)
 
 
 class Problems:
@@ -56,7 +56,7 @@ class Problems:
         nested._found = self._found
         return nested
 
-    def place(self, *keys: str | int) -> str:
+    def location(self, *keys: str | int) -> str:
         """Returns where a nested key was set."""
         return self._place_of(self._prefix + keys)
 
@@ -77,18 +77,18 @@ class Problems:
             kind: Error class of this problem.
         """
         path = self._prefix + keys
-        self._found.append(kind(message, key=dotted(path), place=self._place_of(path), suggestion=suggestion))
+        self._found.append(kind(message, key=dotted(path), location=self._place_of(path), suggestion=suggestion))
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def raise_if_any(self, place: str = "") -> None:
+    def raise_if_any(self, location: str = "") -> None:
         """Raises a single problem as it is, several as one `ConfigErrors`.
 
         Args:
-            place: Name of the whole configuration.
+            location: Name of the whole configuration.
         """
         if len(self._found) == 1:
             raise self._found[0]
         if self._found:
-            raise ConfigErrors(tuple(sorted(self._found, key=_line)), place=place)
+            raise ConfigErrors(tuple(sorted(self._found, key=_line)), location=location)

@@ -47,7 +47,7 @@ class ServingConfig(BaseModel):
     """The section `handler.openvino`."""
     handler: dict[str, Any] = {}
     """Other keys under `handler`: the user's own, unchanged."""
-    place: str = ""
+    location: str = ""
     """Where the settings come from: a file's path, or a name such as ``model_yaml_config``."""
     sources: dict[str, str] = {}
     """Place of each key that was set; keys that are absent here have their defaults."""
@@ -93,7 +93,7 @@ def load_serving_config(
     source: str | Path | Mapping[str, Any],
     *,
     env: Mapping[str, str] | None = None,
-    place: str | None = None,
+    location: str | None = None,
     check_device: bool = True,
     catalog: DeviceCatalog | None = None,
 ) -> ServingConfig:
@@ -102,7 +102,7 @@ def load_serving_config(
     Args:
         source: Path of the file, or its parsed content (messages then lack the line); not modified.
         env: Environment variables; ``os.environ`` if None.
-        place: Name of a parsed mapping in messages.
+        location: Name of a parsed mapping in messages.
         check_device: Whether the devices must exist on this machine and accept the properties.
         catalog: Devices to check against instead of this machine's.
 
@@ -111,7 +111,7 @@ def load_serving_config(
             raised as its own class (`DeviceNotFoundError`, `UnknownOperatorError`), several as one `ConfigErrors`.
     """
     if isinstance(source, Mapping):
-        read = Source(source, place or "model_yaml_config")
+        read = Source(source, location or "model_yaml_config")
     else:
         read = read_yaml(Path(source))
     problems = read.problems()
@@ -145,8 +145,8 @@ def load_serving_config(
         backend=backend,
         openvino=section,
         handler=own,
-        place=read.name,
-        sources={dotted(path): read.place(path) for path in _paths(data)},
+        location=read.name,
+        sources={dotted(path): read.location(path) for path in _paths(data)},
     )
 
 
@@ -196,7 +196,7 @@ def _with_fallback_to(backend: ResolvedOptions, section: OpenVINOSection, proble
     if is_set:
         return backend
     options = replace(backend.options, fallback_to=section.fallback.to)
-    return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.place(*keys)})
+    return ResolvedOptions(options, {**backend.sources, "fallback_to": problems.location(*keys)})
 
 
 def _check_precision(backend: ResolvedOptions, section: OpenVINOSection, options: str, problems: Problems) -> None:

@@ -30,7 +30,7 @@ class Source:
     name: str
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
-    def place(self, path: KeyPath = ()) -> str:
+    def location(self, path: KeyPath = ()) -> str:
         """Returns ``file:line`` of a key or of its nearest parent with a known line; without one, the name alone."""
         for length in range(len(path), 0, -1):
             line = self.lines.get(path[:length])
@@ -40,7 +40,7 @@ class Source:
 
     def problems(self) -> Problems:
         """Returns an empty list of problems that takes its places from this source."""
-        return Problems(self.place)
+        return Problems(self.location)
 
 
 def openvino_section(document: Any) -> Mapping[Any, Any]:
@@ -140,34 +140,36 @@ def read_yaml(path: Path) -> Source:
             text = file.read(_MAX_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"cannot be read: {reason}.", place=str(path)) from error
+        raise ConfigError(f"cannot be read: {reason}.", location=str(path)) from error
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, name: str) -> Source:
     """Like `read_yaml`, but for text; ``name`` replaces the path in messages."""
     if len(text) > _MAX_BYTES:
-        raise ConfigError(f"is larger than {_MAX_BYTES >> 20} MiB, which no configuration is.", place=name)
+        raise ConfigError(f"is larger than {_MAX_BYTES >> 20} MiB, which no configuration is.", location=name)
     try:
         data, lines = _load(text, name)
     except ConfigError:
         raise
     except RecursionError:
-        raise ConfigError("is nested too deeply.", place=name) from None
+        raise ConfigError("is nested too deeply.", location=name) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{name}:{mark.line + 1}" if mark else name
-        raise ConfigError(f"is not valid YAML: {error.problem or error.context}.", place=place) from error
+        location = f"{name}:{mark.line + 1}" if mark else name
+        raise ConfigError(f"is not valid YAML: {error.problem or error.context}.", location=location) from error
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(f"is not valid YAML: {reason}.", place=name) from error
+        raise ConfigError(f"is not valid YAML: {reason}.", location=name) from error
     except (ValueError, OverflowError, TypeError, KeyError, IndexError, AttributeError) as error:
         # PyYAML builds values that only look valid: an integer of 5,000 digits, the 99th of a month.
-        raise ConfigError(f"holds a value that cannot be read: {error}.", place=name) from error
+        raise ConfigError(f"holds a value that cannot be read: {error}.", location=name) from error
     if data is None:
         return Source({}, name)
     if not isinstance(data, dict):
-        raise ConfigError(f"must be a mapping at the top level, not a value of type {type(data).__name__}.", place=name)
+        raise ConfigError(
+            f"must be a mapping at the top level, not a value of type {type(data).__name__}.", location=name
+        )
     return Source(data, name, lines)
 
 
@@ -181,9 +183,9 @@ def _load(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
         walk.visit(node)
         walk.problems.raise_if_any(name)
         if _is_cyclic(node, frozenset(), set()):
-            raise ConfigError("an alias contains itself.", place=name)
+            raise ConfigError("an alias contains itself.", location=name)
         if (count := _values(node, {})) > _MAX_VALUES:
-            raise ConfigError(f"describes {count} values, aliases counted, more than {_MAX_VALUES}.", place=name)
+            raise ConfigError(f"describes {count} values, aliases counted, more than {_MAX_VALUES}.", location=name)
         return loader.construct_document(node), walk.lines
     finally:
         loader.dispose()

@@ -20,13 +20,14 @@ from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving import precision
-from torchserve_openvino.serving.base import worker_of
-from torchserve_openvino.serving.loading.archive import MANIFEST, load_handler
+from torchserve_openvino.serving.loading.archive import MANIFEST
 from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.loading.files import ExportedModel, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.torchserve.archive_loader import load_handler
+from torchserve_openvino.serving.torchserve.base import worker_of
 
 # Names of model factories to look for if the command line names none.
 FACTORIES = ("model", "make_model", "get_model", "build")

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
-from torchserve_openvino.hosts.messages import Request, Response, unavailable, unhealthy_reason
-from torchserve_openvino.serving.host.headers import HEALTH_HEADER
 from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.messages import (
+    HEALTH_HEADER,
+    PATH_HEADER,
+    Request,
+    Response,
+    unavailable,
+    unhealthy_reason,
+)
 
 if TYPE_CHECKING:
     # Needs the web server's library, which other users of this module do without.
@@ -46,6 +52,10 @@ class Reply:
     def put(self, piece: Response | None) -> None:
         """Adds a piece, from any thread; None ends the answer."""
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+
+    def send(self, piece: Response) -> None:
+        """Adds a piece in bytes, from any thread."""
+        self.put(piece.encoded())
 
     def end(self, piece: Response) -> None:
         """Adds the last piece, in the loop's thread."""
@@ -92,7 +102,7 @@ class Batcher:
     def submit(self, request: Request) -> AsyncIterator[Response]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
         reply = Reply(request.id)
-        request = replace(request, arrived=time.time())
+        request = replace(request, arrived=time.time(), send=reply.send)
         if self._host.ended:
             reply.end(unavailable(f"{self._host.ended}, and is being replaced", request.id))
         elif self._host.awaits:
@@ -112,7 +122,7 @@ class Batcher:
             self._host.record("gauge", WAITING, self.waiting, {})
 
     async def _alone(self, request: Request, reply: Reply) -> None:
-        reply.put(await self._host.answer_alone(request, lambda _, piece: reply.put(piece)))
+        reply.put(await self._host.answer_alone(request))
         reply.put(None)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -160,7 +170,7 @@ class Batcher:
                 batch.append(one)
             self._show()
             replies = [reply for _, reply in batch]
-            answers = self._answers([request for request, _ in batch], replies)
+            answers = self._answers([request for request, _ in batch])
             if loop.is_closed():
                 return
             loop.call_soon_threadsafe(self._end, replies, answers)
@@ -172,12 +182,12 @@ class Batcher:
         except queue.Empty:
             return None
 
-    def _answers(self, requests: Sequence[Request], replies: Sequence[Reply]) -> list[Response]:
+    def _answers(self, requests: Sequence[Request]) -> list[Response]:
         if self._host.ended:
             return [unavailable(f"{self._host.ended}, and is being replaced", each.id) for each in requests]
         self._until = time.monotonic() + self._host.timeout
         try:
-            return self._host.answer(requests, lambda index, piece: replies[index].put(piece))
+            return self._host.answer(requests)
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             fault = server_fault(error)
@@ -188,7 +198,7 @@ class Batcher:
 
 async def not_ready(batcher: Batcher) -> str:
     """Returns why the model is not ready; empty if it answers its warm-up sample rightly, and its policy holds."""
-    probe = Request({"body": {}}, {HEALTH_HEADER: "1", "explain": "False"}, uuid.uuid4().hex)
+    probe = Request({"body": {}}, {HEALTH_HEADER: "1"}, uuid.uuid4().hex)
     (answer,) = [piece async for piece in batcher.submit(probe)]
     return "" if answer.status == HTTPStatus.OK else unhealthy_reason(answer.body)
 
@@ -202,6 +212,6 @@ async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncI
         yield Response.refused(error, name)
         return
     # As TorchServe names the endpoint of OpenAI's API to handlers.
-    headers = {**forwarded.headers, "url_path": forwarded.path}
+    headers = {**forwarded.headers, PATH_HEADER: forwarded.path}
     async for piece in batcher.submit(Request(row, headers, name)):
         yield piece

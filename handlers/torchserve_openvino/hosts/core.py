@@ -1,10 +1,13 @@
 """`Host`: an archive made for TorchServe, loaded and proven; requests in, answers out, without TorchServe."""
 
+import asyncio
 import importlib
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,27 +15,20 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import Source, read_yaml
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
-from torchserve_openvino.hosts.messages import Kind, Request, Response
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.base import missing_torchserve, worker_of
-from torchserve_openvino.serving.handler import HandlerBase
-from torchserve_openvino.serving.host.context import Context, encoded
-from torchserve_openvino.serving.host.metrics import HostMetrics, Record
-from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.archive import MANIFEST, named_files
-from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.messages import MOST_JOINING, Request, Response
+from torchserve_openvino.serving.requests.metric_sink import Record
+from torchserve_openvino.serving.torchserve.base import missing_torchserve, worker_of
+from torchserve_openvino.serving.torchserve.context import Context
+from torchserve_openvino.serving.torchserve.handler import HandlerBase
+from torchserve_openvino.serving.torchserve.metrics import HostMetrics
 
 logger = logging.getLogger(__name__)
-
-# Handlers read these forms of bodies. Upstream's `json` decodes {"b64": ...}, as KServe's v1 protocol has it.
-_ENVELOPES: dict[Kind, Envelope] = {
-    "json": Envelope("json"),
-    "kserve": Envelope("kserve"),
-    "kservev2": Envelope("kservev2"),
-}
 
 
 class Host:
@@ -86,29 +82,14 @@ class Host:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
         return self._handler.describe_handle()
 
-    def answer(
-        self,
-        requests: Sequence[Request],
-        send: Callable[[int, Response], None],
-        is_gone: Callable[[int], bool] | None = None,
-    ) -> list[Response]:
-        """Answers requests of one call, each with its own status.
+    def answer(self, requests: Sequence[Request]) -> list[Response]:
+        """Answers requests of one call, each with its own status, and bytes as its body.
 
         Args:
             requests: The requests; all in the same envelope.
-            send: Gets pieces of answers that are streamed, with the index of their request.
-            is_gone: Returns True if the client of the request at an index has hung up.
         """
-        context = self._context_of(requests, send, is_gone)
-        rows = [dict(each.row) for each in requests]
         try:
-            if requests[0].envelope is not None:
-                bodies = worker_of(self._handler).handle_envelope(_ENVELOPES[requests[0].envelope], rows, context)
-            else:
-                bodies = self._handler.handle(rows, context)
-            if len(bodies) != len(requests):
-                raise RuntimeError(f"the handler returned {len(bodies)} answers to {len(requests)} requests")
-            return [self._to_response(context, index, body) for index, body in enumerate(bodies)]
+            return [self._encoded(response) for response in worker_of(self._handler).answer(requests)]
         except SystemExit:
             self.ended = "the worker violates its policy"
             return [Response.refused(_replaced(self.ended), each.id) for each in requests]
@@ -117,49 +98,20 @@ class Host:
             fault = server_fault(error)
             return [Response.refused(fault, each.id) for each in requests]
 
-    async def answer_alone(
-        self,
-        request: Request,
-        send: Callable[[int, Response], None],
-        is_gone: Callable[[int], bool] | None = None,
-    ) -> Response:
-        """Answers one request whose handler is awaited; see `awaits`."""
-        context = self._context_of([request], send, is_gone)
-        rows = [dict(request.row)]
-        try:
-            if request.envelope is not None:
-                called = worker_of(self._handler).handle_envelope(_ENVELOPES[request.envelope], rows, context)
-            else:
-                called = self._handler.handle(rows, context)
-            (body,) = await called
-            return self._to_response(context, 0, body)
-        except SystemExit:
-            self.ended = "the worker violates its policy"
-            return Response.refused(_replaced(self.ended), request.id)
-        except Exception as error:
-            return Response.refused(server_fault(error), request.id)
+    async def answer_alone(self, request: Request) -> Response:
+        """Answers one request that joins others in the model's own engine; see `awaits`."""
+        (response,) = await asyncio.get_running_loop().run_in_executor(self._joining, self.answer, [request])
+        return response
 
-    def _to_response(self, context: Context, index: int, body: Any) -> Response:
-        """Returns what is sent for one request; a body that can't be sent is refused, and no other."""
-        response = isolated(lambda: _response(context, index, body))
-        return Response.refused(response) if isinstance(response, ItemError) else response
+    @cached_property
+    def _joining(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(MOST_JOINING, "request")
 
-    def _context_of(
-        self,
-        requests: Sequence[Request],
-        send: Callable[[int, Response], None],
-        is_gone: Callable[[int], bool] | None,
-    ) -> Context:
-        def send_piece(index: int, body: Any) -> None:
-            send(index, _response(context, index, body))
-
-        context = self._context.for_requests(
-            [each.id for each in requests], [each.headers for each in requests], send_piece
-        )
-        if is_gone is not None:
-            context.is_gone = is_gone
-        context.arrived = [each.arrived for each in requests]
-        return context
+    @staticmethod
+    def _encoded(response: Response) -> Response:
+        """Returns a response in bytes; one that can't be sent is refused, and no other."""
+        encoded = isolated(response.encoded)
+        return Response.refused(encoded) if isinstance(encoded, ItemError) else encoded
 
 
 def _handler_of(folder: Path, name: str) -> Any:
@@ -186,13 +138,6 @@ def _handler_of(folder: Path, name: str) -> Any:
             f"your own is served by handler.openvino.wrap: {name}."
         )
     return classes[0]()
-
-
-def _response(context: Context, index: int, body: Any) -> Response:
-    content, content_type = encoded(body)
-    return Response(
-        content, context.get_response_content_type(index) or content_type, context.get_response_status(index)[0]
-    )
 
 
 def _replaced(reason: str) -> ItemError:

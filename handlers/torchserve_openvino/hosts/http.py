@@ -11,8 +11,8 @@ from starlette.responses import Response as HttpResponse
 from starlette.responses import StreamingResponse
 
 from torchserve_openvino.errors import ItemError, PayloadTooLargeError
-from torchserve_openvino.hosts.messages import Response
 from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.messages import Response
 from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_model
 
 # TorchServe's default of max_request_size.

@@ -36,12 +36,12 @@ from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
 from torchserve_openvino.hosts.core import Host
-from torchserve_openvino.hosts.messages import Kind, Request
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
 from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
 
-_V1: Kind = "json"
-_V2: Kind = "kservev2"
+_V1: EnvelopeKind = "json"
+_V2: EnvelopeKind = "kservev2"
 _LIST = "/v1/models"
 _GRPC = {
     HTTPStatus.NOT_FOUND: StatusCode.NOT_FOUND,

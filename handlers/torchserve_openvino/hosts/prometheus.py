@@ -27,7 +27,7 @@ class PrometheusMetrics:
         }
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Takes one value; see `serving.host.metrics.Record`."""
+        """Takes one value; see `serving.requests.metric_sink.Record`."""
         key = (kind, name, *labels.items())
         if (take := self._takers.get(key)) is None:
             take = self._takers[key] = self._taker(kind, name, labels)

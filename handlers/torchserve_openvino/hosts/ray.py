@@ -26,9 +26,9 @@ from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooL
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
 from torchserve_openvino.hosts.core import Host
-from torchserve_openvino.hosts.messages import Response
 from torchserve_openvino.hosts.ray_metrics import RayMetrics
 from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.serving.requests.messages import Response
 
 
 class AppArgs(BaseModel):

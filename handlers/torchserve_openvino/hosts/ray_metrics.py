@@ -15,7 +15,7 @@ class RayMetrics:
         self._metrics: dict[str, Any] = {}
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Takes one value; see `serving.host.metrics.Record`."""
+        """Takes one value; see `serving.requests.metric_sink.Record`."""
         if (metric := self._metrics.get(name)) is None:
             metric = self._metrics[name] = self._made(kind, name, tuple(labels))
         if kind == "gauge":

@@ -97,4 +97,4 @@ def _keep(data: Mapping[Any, Any], name: str) -> float | None:
     try:
         return seconds_of(value)
     except ValueError as error:
-        raise ConfigError(str(error), key="handler.openvino.keep", place=name) from error
+        raise ConfigError(str(error), key="handler.openvino.keep", location=name) from error

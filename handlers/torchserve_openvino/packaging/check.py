@@ -17,9 +17,9 @@ from torchserve_openvino.packaging.imports import missing_imports, parse_source
 from torchserve_openvino.packaging.plausibility import refused_cache
 from torchserve_openvino.packaging.tuned import tuned_elsewhere
 from torchserve_openvino.quantized.scheme import scheme_of
-from torchserve_openvino.serving.host.names import read_labels
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
+from torchserve_openvino.serving.loading.labels import read_labels
 from torchserve_openvino.tasks.catalog import TASKS
 
 

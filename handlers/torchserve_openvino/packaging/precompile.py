@@ -26,7 +26,8 @@ from torchserve_openvino.cache.open import (
 )
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
-from torchserve_openvino.serving.loading import archive as load_archive
+from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.torchserve import archive_loader
 
 # CPU level to oneDNN's name for it, and the capability (as torch names it) that a CPU needs to compile for it.
 LEVELS: dict[str, tuple[str, str]] = {
@@ -131,7 +132,7 @@ def contents(folder: Path) -> dict[str, str]:
     digests = {}
     for path in files_of(folder):
         name = path.relative_to(folder).as_posix()
-        if name != load_archive.MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
+        if name != MANIFEST and not name.startswith(f"{PACKAGED_FOLDER}/"):
             digests[name] = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
     return digests
 
@@ -169,7 +170,7 @@ def _run(
     folder: Path, environment: Mapping[str, str], log: Callable[[str], None]
 ) -> tuple[int, dict[str, Any] | None, list[str]]:
     """Loads the archive in a process; returns its exit code, its report, and the last lines of its log."""
-    command = [sys.executable, "-W", "ignore", "-m", load_archive.__name__, str(folder)]
+    command = [sys.executable, "-W", "ignore", "-m", archive_loader.__name__, str(folder)]
     report = None
     last: list[str] = []
     with subprocess.Popen(
@@ -177,8 +178,8 @@ def _run(
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(load_archive.RESULT):
-                report = json.loads(line.removeprefix(load_archive.RESULT))
+            if line.startswith(archive_loader.RESULT):
+                report = json.loads(line.removeprefix(archive_loader.RESULT))
                 continue
             last = [*last[-20:], line.rstrip()]
             log(line.rstrip())

@@ -37,6 +37,7 @@ from torchserve_openvino.passes.ov.long_reductions import keep_digits_of_sums
 from torchserve_openvino.passes.ov.low_bits import pack_weights
 from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite, rounds_to_bfloat16
 from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
+from torchserve_openvino.passes.ov.rectified_convolutions import clamp_rectified
 from torchserve_openvino.passes.ov.shared_views import chain_views
 from torchserve_openvino.passes.ov.weight_packing import keep_orientations_apart
 from torchserve_openvino.passes.ov.zero_signs import keep_signs_of_zero
@@ -75,6 +76,7 @@ OV_PASSES: tuple[Pass[ov.Model], ...] = (
     Pass(keep_digits_of_sums, "model"),
     Pass(keep_signs_of_zero, "model"),
     Pass(keep_orientations_apart, "model"),
+    Pass(clamp_rectified, "model"),
     Pass(keep_kernels_apart, "model"),
     Pass(widen_kernels, "model"),
     Pass(repeat_attention_operands, "model"),

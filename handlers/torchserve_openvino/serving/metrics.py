@@ -7,13 +7,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.host.metrics import HostMetrics
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.metric_sink import MetricSink
 from torchserve_openvino.serving.requests.phases import BATCHES, RequestTimes
 
 GAUGES = {
@@ -32,40 +32,6 @@ COUNTERS = {
 _REFUSALS = (400, 413, 415, 422, 500, 503, 507)
 # TorchServe's frontend parses a line for each metric, so counts are collected for this long before they are sent.
 SECONDS_BETWEEN = 1.0
-
-
-def metrics_of(context: Any) -> Any:
-    """Returns ``context.metrics`` if it takes gauges; None if it is missing or is TorchServe's older metrics store."""
-    metrics = getattr(context, "metrics", None)
-    if metrics is None or isinstance(metrics, HostMetrics):
-        return metrics
-    # Imported here, as in `send`.
-    from ts.metrics.metric_cache_abstract import MetricCacheAbstract
-
-    return metrics if isinstance(metrics, MetricCacheAbstract) else None
-
-
-def send(metrics: Any, kind: str, name: str, value: float, unit: str, labels: Mapping[str, str]) -> None:
-    """Sends one value.
-
-    Args:
-        metrics: From `metrics_of`.
-        kind: ``counter``, ``gauge`` or ``histogram``.
-        name: The metric's name.
-        value: The value; a counter's is what it grew by.
-        unit: As TorchServe shows it.
-        labels: Labels by name.
-    """
-    if isinstance(metrics, HostMetrics):
-        metrics.record(kind, name, value, labels)
-        return
-    # Imported here: other hosts have no TorchServe.
-    from ts.metrics.dimension import Dimension
-    from ts.metrics.metric_type_enum import MetricTypes
-
-    # TorchServe appends to the list it is given, and all callers share its default: pass a new list each time.
-    dimensions = [Dimension(label, value) for label, value in labels.items()]
-    metrics.add_metric(name, value, unit=unit, dimensions=dimensions, metric_type=MetricTypes(kind))
 
 
 def worker_name(arguments: Sequence[str]) -> str:
@@ -161,11 +127,11 @@ class MetricsEmitter:
         # Requests and the thread of shadow verification both send metrics.
         self._lock = threading.Lock()
 
-    def emit(self, metrics: Any, compiles_after_ready: int = 0, violated: bool = False) -> None:
+    def emit(self, metrics: MetricSink, compiles_after_ready: int = 0, violated: bool = False) -> None:
         """Sends what changed since the last call.
 
         Args:
-            metrics: ``context.metrics``.
+            metrics: Takes them.
             compiles_after_ready: Compilations that requests waited for, so far.
             violated: Whether the worker broke its policy.
         """
@@ -181,7 +147,7 @@ class MetricsEmitter:
                 if self._times is not None:
                     self._emit_times(metrics, self._times)
 
-    def _emit_report(self, metrics: Any, compiles_after_ready: int, violated: bool) -> None:
+    def _emit_report(self, metrics: MetricSink, compiles_after_ready: int, violated: bool) -> None:
         summary = self._report.summary
         for name, attribute in GAUGES.items():
             self._gauge(metrics, name, getattr(summary, attribute))
@@ -202,7 +168,7 @@ class MetricsEmitter:
         self._count(metrics, "openvino_recompiles_total", summary.recompiles)
         self._count(metrics, "openvino_compiles_after_ready_total", compiles_after_ready)
 
-    def _emit_shadow(self, metrics: Any) -> None:
+    def _emit_shadow(self, metrics: MetricSink) -> None:
         shadow = self._report.tracker.verify.shadow
         for key in ("checked", "mismatches", "skipped"):
             self._count(metrics, f"openvino_shadow_{key}_total", shadow.get(key, 0))
@@ -212,7 +178,7 @@ class MetricsEmitter:
         worst = min(float(shadow["worst"]), sys.float_info.max)
         self._gauge(metrics, "openvino_shadow_largest_difference", worst)
 
-    def _emit_counts(self, metrics: Any) -> None:
+    def _emit_counts(self, metrics: MetricSink) -> None:
         counts = self._counters.to_dict()
         for key, name in COUNTERS.items():
             self._count(metrics, name, counts.get(key, 0))
@@ -220,27 +186,27 @@ class MetricsEmitter:
         for key, count in refused.items():
             self._count(metrics, "openvino_refused_items_total", count, "code", key.removeprefix("refused_"))
 
-    def _emit_times(self, metrics: Any, times: RequestTimes) -> None:
+    def _emit_times(self, metrics: MetricSink, times: RequestTimes) -> None:
         """Sends counts; to TorchServe also histograms as Prometheus' series: its own take a line for each value."""
-        series = {} if isinstance(metrics, HostMetrics) else times.series()
+        series = {} if metrics.takes_histograms else times.series()
         for (name, labels), value in series.items():
             if self._sent_times.get((name, labels)) != value:
                 self._sent_times[name, labels] = value
-                send(metrics, "gauge", name, value, "count", {**dict(labels), **self._labels})
+                metrics.record("gauge", name, value, {**dict(labels), **self._labels})
         for release, count in times.released.items():
             self._count(metrics, BATCHES, count, "released", release)
 
-    def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
+    def _gauge(self, metrics: MetricSink, name: str, value: float, dimension: str = "", kind: str = "") -> None:
         labels = {dimension: kind, **self._labels} if dimension else self._labels
-        send(metrics, "gauge", name, value, "count", labels)
+        metrics.record("gauge", name, value, labels)
 
-    def _count(self, metrics: Any, name: str, total: int, dimension: str = "", value: str = "") -> None:
+    def _count(self, metrics: MetricSink, name: str, total: int, dimension: str = "", value: str = "") -> None:
         key = f"{name} {value}"
         grown = total - self._sent.get(key, 0)
         # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
-            send(metrics, "counter", name, grown, "count", {dimension: value} if dimension else {})
+            metrics.record("counter", name, grown, {dimension: value} if dimension else {})
 
 
 def _is_refusal(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import socket
 import sys
 import time
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.memory import FreedMemory
-from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, metrics_of, worker_name
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, worker_name
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.metric_sink import MetricSink
 from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.siblings import Board
 from torchserve_openvino.serving.verification.shadow import Shadow
@@ -30,6 +29,7 @@ class ReadyState:
     """Monitors a serving worker.
 
     Args:
+        name: The model's name.
         report: The model's report.
         counters: Counts of what happened to requests.
         watch: Checks calls against the fallback policy.
@@ -43,6 +43,7 @@ class ReadyState:
 
     def __init__(
         self,
+        name: str,
         report: CompileReport,
         counters: Counters,
         watch: PolicyWatch,
@@ -55,7 +56,7 @@ class ReadyState:
     ) -> None:
         self._times = times if times is not None else RequestTimes()
         self.watch = watch
-        self._report = report
+        self._name, self._report = name, report
         self._counters = counters
         self._metrics = metrics
         self._models, self._board = models, board
@@ -64,7 +65,7 @@ class ReadyState:
         self._builds = report.tracker.builds
         self._seen = report.tracker.builds
         self._shadow, self._ends = shadow, ends
-        self._context: Any = None
+        self._sink: MetricSink | None = None
         self._next_publish = 0.0
         if shadow is not None:
             shadow.on_mismatch, shadow.on_change = self._shadow_differs, self._shadow_checked
@@ -75,19 +76,19 @@ class ReadyState:
         """Compilations that a request had to wait for."""
         return self._report.tracker.builds - self._builds
 
-    def before_call(self, context: Any) -> None:
+    def before_call(self) -> None:
         """Ends this worker if an earlier call showed that it has to be replaced.
 
         Raises:
             SystemExit: The worker has to be replaced.
         """
         if self.watch.replace:
-            leave(context)
+            self._leave()
         self.watch.begin()
         if self._shadow is not None:
             self._shadow.quiet.began()
 
-    def after_call(self, context: Any) -> None:
+    def after_call(self, metrics: MetricSink | None) -> None:
         """Sends metrics, and logs a warning if something was compiled after READY.
 
         Raises:
@@ -101,18 +102,27 @@ class ReadyState:
                 self.publish()
         if self._report.tracker.builds != self._seen:
             self._seen = self._report.tracker.builds
-            logger.warning("%s compiled after READY: %s", model_name(context), self._report.summary_line())
+            logger.warning("%s compiled after READY: %s", self._name, self._report.summary_line())
         if time.monotonic() >= self._next_post:
             self.post()
             self._freed.give_back()
-        self.emit(context)
+        self.emit(metrics)
         if self.watch.end():
-            leave(context)
+            self._leave()
 
-    def emit(self, context: Any) -> None:
+    def _leave(self) -> None:
+        """Ends this worker in the middle of a call, so that its host starts another.
+
+        Raises:
+            SystemExit: Always.
+        """
+        logger.error("%s: this worker violates its policy and exits, to be replaced", self._name)
+        raise SystemExit(1)
+
+    def emit(self, metrics: MetricSink | None) -> None:
         """Sends the metrics that changed."""
-        self._context = context
-        if (metrics := metrics_of(context)) is not None:
+        self._sink = metrics
+        if metrics is not None:
             self._metrics.emit(metrics, self.compiles_after_ready, bool(self.watch.violations))
 
     def post(self) -> None:
@@ -146,8 +156,7 @@ class ReadyState:
     def _shadow_checked(self) -> None:
         """Publishes a comparison, in the thread that made it: the next request may be a long time off."""
         self.publish()
-        if self._context is not None:
-            self.emit(self._context)
+        self.emit(self._sink)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns, JSON-safe: shapes, counts, compilations after READY, the policy's violations, bytes of memory."""
@@ -192,23 +201,3 @@ def shadow_for(
     if prepared is not None:
         prepared.model.shadow = shadow
     return shadow
-
-
-def leave(context: Any) -> None:
-    """Ends this worker in the middle of a call, so that TorchServe starts another.
-
-    TorchServe has no message for this, but replaces a worker whose connection is closed. It answers the requests that
-    it sent to this worker (500, "Worker died."), but loses those that it is collecting for the next batch: their
-    clients wait forever. It collects none while it waits for an answer, so a worker may end only during a call.
-
-    Raises:
-        SystemExit: Always.
-    """
-    logger.error("%s: this worker violates its policy and exits, to be replaced", model_name(context))
-    connection = getattr(context, "cl_socket", None)
-    if connection is not None:
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            logger.warning("The connection to the frontend is closed already: %s", error)
-    raise SystemExit(1)

@@ -1,16 +1,17 @@
 """`TaskHandler`: the base of the shipped tasks, which take part in what their worker does."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
 from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.handler import HandlerBase
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.observation.observe import Seen
-from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.torchserve.handler import HandlerBase
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.worker.worker import Worker
 
@@ -52,9 +53,9 @@ class TaskWorker(Worker):
         """Returns the module to compile, which a task may wrap."""
         return self.handler.servable(model)
 
-    def started(self, context: Any) -> None:
+    def started(self) -> None:
         """Lets the task do what follows READY."""
-        self.handler._started(context)
+        self.handler._started()
 
     def prepare(self, context: WorkerContext) -> Models | None:
         """Compiles the task's models."""
@@ -68,13 +69,13 @@ class TaskWorker(Worker):
         """Returns what is logged at READY."""
         return self.handler._summary(models)
 
-    def answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        """Returns the task's answers."""
-        return self.handler._answered(items, context, owners)
+    def responses(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the task's responses."""
+        return self.handler._responses(requests)
 
-    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
-        """Answers a batch in an envelope, as the task does."""
-        return self.handler.handle_envelope(envelope, data, context)
+    def answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
+        """Returns the task's answers."""
+        return self.handler._answered(items, requests)
 
 
 class _OfWorker:
@@ -135,23 +136,19 @@ class TaskHandler(HandlerBase):
         """Returns the module to compile for a loaded model; a task may wrap it. Eager comparisons use it as well."""
         return Worker.servable(self._openvino, model)
 
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+    def answer_items(self, items: list[Any]) -> list[Any]:
         """Returns an answer or `ItemError` for each item; a task overrides this, or `_answered`."""
         raise NotImplementedError
-
-    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
-        """Answers a batch of requests that came in one of TorchServe's envelopes."""
-        return Worker.handle_envelope(self._openvino, envelope, data, context)
 
     def run_sample(self, body: bytes) -> Any:
         """Answers one request's body outside of any server, after the handler was loaded."""
         return self._openvino.run_sample(body)
 
-    def watched(self, run: Callable[[], Any]) -> Any:
+    def watched(self, run: Callable[..., Any], *args: Any) -> Any:
         """Calls ``run``, returns its result, and checks what fell back against the policy."""
-        return self._openvino.watched(run)
+        return self._openvino.watched(run, *args)
 
-    def _started(self, context: Any) -> None:
+    def _started(self) -> None:
         """Does what has to be done once the worker is READY."""
 
     def _prepare(self, context: WorkerContext) -> Models | None:
@@ -163,9 +160,15 @@ class TaskHandler(HandlerBase):
     def _summary(self, models: Models | None) -> str:
         return Worker.summary(self._openvino, models)
 
-    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        self._openvino.counters.add("items", len(items))
-        return self.answer_items(items, context)
+    def _responses(self, requests: Sequence[Request]) -> list[Response]:
+        return Worker.responses(self._openvino, requests)
 
-    def _accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
-        return self._openvino.accounted(context, answer)
+    def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
+        """Returns an answer, a whole `Response` or an `ItemError` for each item; see `Worker.answered`."""
+        self._openvino.counters.add("items", len(items))
+        return self.answer_items(items)
+
+    def record_time(self, name: str, start: float) -> None:
+        """Records a metric of TorchServe's: the milliseconds since ``start``, by `time.perf_counter`."""
+        if (metrics := self._openvino.metrics) is not None:
+            metrics.record("gauge", name, round((time.perf_counter() - start) * 1e3, 3), {}, "ms")

@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError, PayloadTooLargeError
-from torchserve_openvino.serving.base import model_name
-from torchserve_openvino.serving.host.names import LABELS, read_labels
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
+from torchserve_openvino.serving.loading.labels import LABELS, read_labels
 from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, ItemHandler, body
-from torchserve_openvino.tasks.openai import path_of
 from torchserve_openvino.tasks.request_body import (
     TEXT,
     Parameters,
@@ -134,21 +133,21 @@ class HubHandler(ItemHandler):
         section = self._openvino.config.openvino.text
         return section.max_bytes, section.max_inputs
 
-    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        if owners is None:
-            items = [Addressed(item, path_of(context, index)) for index, item in enumerate(items)]
-        return super()._answered(items, context, owners)
+    def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
+        if requests[0].envelope is None:
+            items = [Addressed(item, request.path) for item, request in zip(items, requests, strict=True)]
+        return super()._answered(items, requests)
 
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+    def answer_items(self, items: list[Any]) -> list[Any]:
         """Returns an answer for each item; for an item with a list of inputs, a list of answers and refusals."""
-        return self._part_by_part(items, self.parameters, lambda parts: self._through(parts, context, self._predicted))
+        return self._part_by_part(items, self.parameters, lambda parts: self._through(parts, self._predicted))
 
-    def explain_items(self, items: list[Any], context: Any) -> list[Any]:
+    def explain_items(self, items: list[Any]) -> list[Any]:
         """Returns an explanation for each item, in the same way."""
         kind = self.explanation_parameters
         if kind is None:
             return [NotExplainedError(NO_EXPLANATIONS) for _ in items]
-        return self._part_by_part(items, kind, lambda parts: self._through(parts, context, self._explained))
+        return self._part_by_part(items, kind, lambda parts: self._through(parts, self._explained))
 
     def _part_by_part(
         self, items: list[Any], kind: type[Parameters], answered: Callable[[list[Part]], list[Any]]
@@ -201,7 +200,7 @@ class HubHandler(ItemHandler):
 
     def served_model(self) -> ServedModel:
         """Returns what standard forms depend on of the model."""
-        return ServedModel(model_name(self.context), self._loaded, self.limits()[1])
+        return ServedModel(self._openvino.model_name, self._loaded, self.limits()[1])
 
     def _checked(self, ask: RequestBody, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
         """Returns a request with its inputs, whose parameters and size are checked."""

@@ -7,7 +7,7 @@ import torch
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.host.names import labelled
+from torchserve_openvino.serving.loading.labels import labelled
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks import images

@@ -21,8 +21,8 @@ from torchserve_openvino.errors import (
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.requests.batch_answer import explains
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
+from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.tasks.handler import TaskHandler
 
@@ -51,7 +51,7 @@ class ItemHandler(TaskHandler):
             ItemError: The item is invalid; its sender gets the message, with the error's HTTP status.
         """
 
-    def together(self, values: list[Any], context: Any) -> list[Any]:
+    def together(self, values: list[Any]) -> list[Any]:
         """Does what is faster for all decoded items of a batch at once; an item may become an `ItemError`."""
         return values
 
@@ -80,30 +80,30 @@ class ItemHandler(TaskHandler):
         """
         raise NotExplainedError(NO_EXPLANATIONS)
 
-    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+    def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Answers the items of a batch, in which TorchServe mixes requests to /predictions/ and to /explanations/."""
         self._openvino.counters.add("items", len(items))
-        explained = [explains(context, index) for index in (range(len(items)) if owners is None else owners)]
+        explained = [request.explains for request in requests]
         if not any(explained):
-            return self.answer_items(items, context)
+            return self.answer_items(items)
         answers: list[Any] = [None] * len(items)
         for kind, answer in ((False, self.answer_items), (True, self.explain_items)):
             positions = [position for position, each in enumerate(explained) if each is kind]
             if positions:
-                some = answer([items[position] for position in positions], context)
+                some = answer([items[position] for position in positions])
                 for position, each in zip(positions, some, strict=True):
                     answers[position] = each
         return answers
 
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+    def answer_items(self, items: list[Any]) -> list[Any]:
         """Returns an answer or an `ItemError` for each item."""
-        return self._through(items, context, self._predicted)
+        return self._through(items, self._predicted)
 
-    def explain_items(self, items: list[Any], context: Any) -> list[Any]:
+    def explain_items(self, items: list[Any]) -> list[Any]:
         """Returns an explanation or an `ItemError` for each item."""
-        return self._through(items, context, self._explained)
+        return self._through(items, self._explained)
 
-    def _through(self, items: list[Any], context: Any, ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    def _through(self, items: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Decodes items, and asks for those that can be decoded."""
         start = time.perf_counter()
         answers: list[Any] = [None] * len(items)
@@ -111,15 +111,14 @@ class ItemHandler(TaskHandler):
         for position, value in enumerate(self._decoders.run([partial(self._decoded, item) for item in items])):
             decoded[position] = value
         good = [position for position, value in decoded.items() if not isinstance(value, ItemError)]
-        decoded |= zip(good, self._together([decoded[position] for position in good], context), strict=True)
+        decoded |= zip(good, self._together([decoded[position] for position in good]), strict=True)
         for position, value in list(decoded.items()):
             if isinstance(value, ItemError):
                 answers[position] = decoded.pop(position)
         if decoded:
             for position, answer in zip(decoded, ask(list(decoded.values())), strict=True):
                 answers[position] = answer
-        milliseconds = (time.perf_counter() - start) * 1e3
-        context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
+        self.record_time("HandlerTime", start)
         return answers
 
     def _decoded(self, item: Any) -> Any:
@@ -131,19 +130,17 @@ class ItemHandler(TaskHandler):
         threads = self._openvino.report.tracker.config.get("threads", {}).get("openvino_threads")
         return Streams((threads or 1) if self.decodes_in_parallel else 1)
 
-    def _together(self, values: list[Any], context: Any) -> list[Any]:
+    def _together(self, values: list[Any]) -> list[Any]:
         """Runs `together`; after a failure for each item by itself, so that one cannot fail the others."""
 
         def run(some: list[Any]) -> list[Any]:
-            return self._own_code.watch(partial(self.together, some, context=context))
+            return self._own_code.watch(partial(self.together, some))
 
         return run_isolated(values, run, lambda _, error: server_fault(error), self._openvino.counters)
 
     def _predicted(self, values: list[Any]) -> list[Any]:
         worker = self._openvino
-        return run_isolated(
-            values, lambda some: worker.watched(partial(self.predict, some)), self._blame, worker.counters
-        )
+        return run_isolated(values, partial(worker.watched, self.predict), self._blame, worker.counters)
 
     def _explained(self, values: list[Any]) -> list[Any]:
         def run(some: list[Any]) -> list[Any]:

@@ -10,8 +10,6 @@ from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError
 from torchserve_openvino.serving.requests.refusals import shortened
 
-# A header that TorchServe adds: what follows model and version in the URL.
-_PATH = "url_path"
 LAST_EVENT = "data: [DONE]\n\n"
 MODELS = "models"
 
@@ -36,11 +34,6 @@ class RequestError(InvalidInputError):
     def __init__(self, message: str, *, param: str = "", code: str = "", status: int = 400) -> None:
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
-
-
-def path_of(context: Any, index: int) -> str:
-    """Returns what follows model and version in a request's URL, without slashes around it; empty for nothing."""
-    return str(context.get_request_header(index, _PATH) or "").strip("/")
 
 
 def unknown_path(path: str, known: str) -> RequestError:

@@ -1,16 +1,16 @@
 """Serves any model on tensors: JSON, .npy or KServe v2 in, the same out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
-from torchserve_openvino.serving.base import model_name
-from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.requests.batch_answer import finish
-from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.input_spec import Inputs, parameter_names
 from torchserve_openvino.serving.shapes.inputs import Fitted
 from torchserve_openvino.tasks.items import ItemHandler, body
@@ -45,7 +45,7 @@ class TensorHandler(ItemHandler):
 
     def _parse(self, value: Any) -> TensorRequest:
         request = parse(value, self._openvino.config.openvino.tensor.max_bytes)
-        known = set(parameter_names(self._openvino.eager_model))
+        known = self._input_names
         unknown = [name for name in request.named if known and name not in known]
         if unknown and request.format == "kserve":
             # KServe names every tensor. If the model has no arguments of these names, the tensors are passed in order.
@@ -54,21 +54,17 @@ class TensorHandler(ItemHandler):
             raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known))}")
         return request
 
-    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> list[Any]:
+    @cached_property
+    def _input_names(self) -> frozenset[str]:
+        return frozenset(parameter_names(self._openvino.eager_model))
+
+    def _responses(self, requests: Sequence[Request]) -> list[Response]:
         """Answers enveloped requests without unpacking them: `decode` itself reads the bodies of all envelopes."""
-        if envelope.kind == "kservev2":
-            return self.handle(data, context)
-        self.context = context
-        if self._is_describe():
-            return [self.describe_handle()]
-
-        def answer() -> list[Any]:
-            answers = self._answered(list(data), context)
-            wrapped = [a if isinstance(a, (ItemError, bytes)) else {"predictions": a} for a in answers]
-            return finish(wrapped, context, self._openvino.counters)
-
-        with self._openvino.recorded(data, context):
-            return self._accounted(context, answer)
+        worker = self._openvino
+        answers = self._answered([request.row for request in requests], requests)
+        if requests[0].envelope in {"json", "kserve"}:
+            answers = [a if isinstance(a, (ItemError, bytes)) else {"predictions": a} for a in answers]
+        return finish(answers, requests, worker.counters, worker.most_bytes)
 
     def predict(self, values: list[TensorCall]) -> list[Any]:
         """Runs requests of one shape together, if ``tensor.concatenate`` allows it, and answers each."""
@@ -78,8 +74,8 @@ class TensorHandler(ItemHandler):
             for position, call, outputs in zip(positions, group, self._run_group(group), strict=True):
                 try:
                     self.check_finite(list(outputs.values()))
-                    most = most_response_bytes(self.context)
-                    answers[position] = render(outputs, call.request, model_name(self.context), most)
+                    most = self._openvino.most_bytes
+                    answers[position] = render(outputs, call.request, self._openvino.model_name, most)
                 except ItemError as error:
                     answers[position] = error
         return answers

@@ -60,14 +60,14 @@ class Comparison:
         scores = np.full((self._rounds, len(self._targets)), np.nan)
         starts = [0.0] * len(self._targets)
         for turn in range(self._rounds):
-            for place in rng.sample(range(len(self._targets)), len(self._targets)):
+            for index in rng.sample(range(len(self._targets)), len(self._targets)):
                 # One server at a time: two would share the cores.
-                with self._serving(self._targets[place]) as (url, root):
-                    self._tell(f"round {turn + 1} of {self._rounds}: {self._targets[place]}")
-                    starts[place] = self._score(place, url, root, starts[place], turn)
-                    scores[turn, place] = math.log(starts[place]) if starts[place] > 0 else math.nan
+                with self._serving(self._targets[index]) as (url, root):
+                    self._tell(f"round {turn + 1} of {self._rounds}: {self._targets[index]}")
+                    starts[index] = self._score(index, url, root, starts[index], turn)
+                    scores[turn, index] = math.log(starts[index]) if starts[index] > 0 else math.nan
         return {
-            "targets": [self._facts(place, starts[place]) for place in range(len(self._targets))],
+            "targets": [self._facts(index, starts[index]) for index in range(len(self._targets))],
             "verdict": self._verdict(scores),
             "windows": [[window.as_json() for window in windows] for windows in self._windows],
         }
@@ -92,7 +92,7 @@ class Comparison:
                 server.wait_ready(variants.name, _READY_SECONDS)
                 yield f"{server.inference_url}/predictions/{variants.name}", server.group
 
-    def _score(self, place: int, url: str, root: int | None, start: float, turn: int) -> float:
+    def _score(self, index: int, url: str, root: int | None, start: float, turn: int) -> float:
         """Returns the highest rate that holds, or, at a fixed rate, 1000 divided by the median latency in ms."""
         seeds = iter(range(turn * 1000, turn * 1000 + 999))
         windows: list[MeasuredWindow] = []
@@ -106,25 +106,25 @@ class Comparison:
         ceiling = measure(self._plan(url, 0.0, next(seeds)), self._settings.limit, root)
         if self._settings.rate is not None:
             window = window_at(self._settings.rate)
-            self._windows[place].append(window)
+            self._windows[index].append(window)
             median = window.percentile(0.5)
             return 1e3 / median if median > 0 else 0.0
         rate = RateSearch(window_at, start or max(0.2, 0.7 * ceiling.rate), windows=6).run()
-        self._windows[place] += [window for window in windows if window.rate == rate]
+        self._windows[index] += [window for window in windows if window.rate == rate]
         return rate
 
     def _plan(self, url: str, rate: float, seed: int) -> Plan:
         bodies = [body.named for body in self._bodies or []]
         return Plan(url, bodies, rate, self._settings.window, clients=16, settle=1.0, seed=seed)
 
-    def _facts(self, place: int, score: float) -> dict[str, Any]:
-        windows = self._windows[place]
+    def _facts(self, index: int, score: float) -> dict[str, Any]:
+        windows = self._windows[index]
         latencies = np.concatenate([np.asarray(window.latencies) for window in windows] or [np.empty(0)])
         late = sum(window.late for window in windows)
         limited = math.isfinite(self._settings.limit.milliseconds) and len(latencies)
         held = latencies[np.isfinite(latencies)]
         return {
-            "target": self._targets[place],
+            "target": self._targets[index],
             "rate": self._settings.rate or score or None,
             "p50": float(np.quantile(held, 0.5)) if len(held) else None,
             "p99": float(np.quantile(held, 0.99)) if len(held) else None,
@@ -140,7 +140,7 @@ class Comparison:
         if not np.isfinite(scores).all():
             return "not comparable: in a round one of them held no rate"
         ratios = contrasts(scores)
-        worse = min(range(len(ratios)), key=lambda place: ratios[place].value)
+        worse = min(range(len(ratios)), key=lambda index: ratios[index].value)
         better, ratio = 1 - worse, ratios[worse]
         if ratio.high >= 1:
             return f"no difference is shown: {self._targets[worse]} has {ratio} times the other's figure"

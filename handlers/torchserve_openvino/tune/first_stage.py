@@ -55,13 +55,13 @@ class FirstStage:
             with Process(archive, self._requests, self._environment) as process:
                 answers = process.answers()
         except WorkerFailedError as error:
-            raise ConfigError(f"eager PyTorch cannot serve it: {error}", place=self._variants.name) from error
+            raise ConfigError(f"eager PyTorch cannot serve it: {error}", location=self._variants.name) from error
         finally:
             archive.unlink()
         for body, answer in zip(self._requests, answers, strict=True):
             if answer.status != 200:
                 text = answer.body[:300].decode(errors="replace")
-                raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", place=str(body.path))
+                raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", location=str(body.path))
         return answers
 
     def options(self) -> list[Option]:

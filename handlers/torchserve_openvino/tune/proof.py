@@ -91,7 +91,7 @@ def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             return f"{path} has {len(after)} entries instead of {len(before)}"
-        parts = ((f"{path}[{place}]", *pair) for place, pair in enumerate(zip(before, after, strict=True)))
+        parts = ((f"{path}[{index}]", *pair) for index, pair in enumerate(zip(before, after, strict=True)))
     elif _is_number(before):
         return _compare_numbers([before], [after], tolerance, path)
     else:

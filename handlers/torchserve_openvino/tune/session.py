@@ -175,7 +175,7 @@ def requests_for(folder: list[Body] | None, variants: Variants) -> tuple[list[Bo
     if not samples:
         raise ConfigError(
             "has no warmup.samples, so there is nothing to send; give requests: --requests FOLDER.",
-            place=variants.name, key="requests",
+            location=variants.name, key="requests",
         )  # fmt: skip
     warning = (
         f"only the archive's {len(samples)} warm-up sample(s) are sent. A few repeated inputs mislead where the time "

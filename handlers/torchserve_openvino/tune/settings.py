@@ -119,19 +119,19 @@ def read_settings(file: Path | None, arguments: dict[str, Any]) -> Settings:
         try:
             fields = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"cannot be read: {error}", place=str(file)) from error
+            raise ConfigError(f"cannot be read: {error}", location=str(file)) from error
         if not isinstance(fields, dict):
-            raise ConfigError("must be a mapping, such as {p99: 50ms, goal: throughput}.", place=str(file))
+            raise ConfigError("must be a mapping, such as {p99: 50ms, goal: throughput}.", location=str(file))
     fields = {**fields, **{key: value for key, value in arguments.items() if value is not None}}
     try:
         settings = Settings(**fields)
     except (ValidationError, TypeError) as error:
         if not isinstance(error, ValidationError):
-            raise ConfigError("has keys that are no names.", place=str(file)) from error
+            raise ConfigError("has keys that are no names.", location=str(file)) from error
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         known = f" It is one of {', '.join(Settings.model_fields)}." if first["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{first['msg']}.{known}", key=key, place=str(file or "")) from error
+        raise ConfigError(f"{first['msg']}.{known}", key=key, location=str(file or "")) from error
     settings.check()
     return settings
 

@@ -8,12 +8,13 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.hosts.core import Host, row_of
-from torchserve_openvino.hosts.messages import Request
+from torchserve_openvino.serving.requests.messages import Request
 
 
 class Worker:
@@ -38,18 +39,23 @@ class Worker:
     def answers(self) -> list[dict[str, Any]]:
         """Answers each request by itself."""
         result = []
-        for request in self._requests:
-            (answer,) = self._host.answer([request], lambda *_: None)
+        for index in range(len(self._requests)):
+            (answer,) = self._host.answer([self._request(index)])
             body = base64.b64encode(answer.body).decode()
             result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
         return result
 
+    def _request(self, index: int) -> Request:
+        """Returns a copy of a request, as a user's handler may change what it gets; they are taken in turn."""
+        request = self._requests[index % len(self._requests)]
+        return replace(request, row=dict(request.row))
+
     def call(self, size: int) -> float:
         """Returns the milliseconds of one call with so many requests, which are taken in turn."""
-        batch = [self._requests[(self._next + place) % len(self._requests)] for place in range(size)]
+        batch = [self._request(self._next + index) for index in range(size)]
         self._next += size
         start = time.perf_counter()
-        answers = self._host.answer(batch, lambda *_: None)
+        answers = self._host.answer(batch)
         elapsed = (time.perf_counter() - start) * 1e3
         if refused := [answer for answer in answers if answer.status != 200]:
             raise TorchServeOpenVINOError(f"a request was answered {refused[0].status}: {refused[0].body[:200]!r}")

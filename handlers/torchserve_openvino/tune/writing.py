@@ -35,7 +35,7 @@ def changed_yaml(text: str, name: str, changed: Mapping[KeyPath, Any], comments:
         right = False
     if not right:
         lines = "; ".join(f"{'.'.join(path)}: {value}" for path, value in changed.items())
-        raise ConfigError(f"cannot be edited without changing its neighbors. Set by hand: {lines}", place=name)
+        raise ConfigError(f"cannot be edited without changing its neighbors. Set by hand: {lines}", location=name)
     return result
 
 

@@ -42,7 +42,7 @@ def place(store: Store, entry: Any, name: str | None = None) -> Path:
     """Returns the path of the manifest of an entry, or of one of its files."""
     if name is None:
         return store.root / "entries" / entry.kind / f"{entry.key}.json"
-    return store.objects.place(entry.files[name].digest)
+    return store.objects.path_of(entry.files[name].digest)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -31,7 +31,7 @@ def manifest(store: Store, number: int = 1, kind: str = "partition") -> Path:
 
 
 def object_of(store: Store, name: str = "model.bin", number: int = 1) -> Path:
-    return store.objects.place(store.load("partition", key(number)).files[name].digest)
+    return store.objects.path_of(store.load("partition", key(number)).files[name].digest)
 
 
 def content(entry: Entry | None) -> dict[str, bytes] | None:

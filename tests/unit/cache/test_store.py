@@ -183,7 +183,7 @@ def test_prune_by_age_and_of_orphans(store):
     old = time.time() - ORPHAN_SECONDS - 10
     os.utime(manifest(store, 1), (old, old))
     for name, age in (("a" * 64, 0.0), ("b" * 64, old)):
-        path = store.objects.place(name)
+        path = store.objects.path_of(name)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"orphan")
         if age:
@@ -194,7 +194,7 @@ def test_prune_by_age_and_of_orphans(store):
     freed = store.prune(older_than=ORPHAN_SECONDS)
     assert (freed.entries, freed.files) == (1, 3)
     assert [path.name for path in (store.root / "tmp").iterdir()] == ["young"]
-    assert store.objects.place("a" * 64).exists() and not store.objects.place("b" * 64).exists()
+    assert store.objects.path_of("a" * 64).exists() and not store.objects.path_of("b" * 64).exists()
     assert store.clear().entries == 1
     assert store.size() == (0, 0, 0) and not list((store.root / "tmp").iterdir())
 

@@ -265,7 +265,7 @@ def test_a_read_only_store_hides_what_is_damaged(store, caplog):
 
 def test_verify_names_damaged_orphans(store):
     put(store)
-    path = store.objects.place("ab" * 32)
+    path = store.objects.path_of("ab" * 32)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"not this")
     (problem,) = store.verify()

@@ -36,7 +36,7 @@ def run(store):
 
 
 def damage(store: Store) -> None:
-    path = store.objects.place(store.load("partition", KEYS["partition"]).files["model.bin"].digest)
+    path = store.objects.path_of(store.load("partition", KEYS["partition"]).files["model.bin"].digest)
     path.write_bytes(b"x" * 1_500_000)
 
 

@@ -51,7 +51,7 @@ def test_the_process_environment_is_the_default(monkeypatch):
 def test_a_wrong_environment_variable_is_named():
     with pytest.raises(DeviceNotFoundError) as caught:
         resolve_options({}, env={"OPENVINO_TORCH_BACKEND_DEVICE": "GPU"})
-    assert (caught.value.place, caught.value.key) == ("environment", "OPENVINO_TORCH_BACKEND_DEVICE")
+    assert (caught.value.location, caught.value.key) == ("environment", "OPENVINO_TORCH_BACKEND_DEVICE")
     with pytest.raises(ConfigError, match="OPENVINO_TORCH_MODEL_CACHING: must be true or false"):
         resolve_options({}, env={"OPENVINO_TORCH_MODEL_CACHING": "perhaps"})
     assert resolve_options({}, env={"OPENVINO_TORCH_BACKEND_DEVICE": " "}).options.device == "CPU"

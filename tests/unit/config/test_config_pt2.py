@@ -140,13 +140,13 @@ def test_several_mistakes_and_an_unchanged_mapping():
     data = {"pt2": {"compile": {"enable": "maybe", "bakend": "x", "options": {"device": "CPV"}}}}
     before = copy.deepcopy(data)
     with pytest.raises(ConfigErrors) as caught:
-        load_serving_config(data, env={}, place="net.yaml")
+        load_serving_config(data, env={}, location="net.yaml")
     assert {p.key for p in caught.value.problems} == {
         "pt2.compile.enable",
         "pt2.compile.bakend",
         "pt2.compile.options.device",
     }
-    assert all(p.place == "net.yaml" for p in caught.value.problems)
+    assert all(p.location == "net.yaml" for p in caught.value.problems)
     assert data == before
 
 

@@ -116,7 +116,7 @@ def test_config_is_plain_data(write):
     assert copy.deepcopy(config) == config
     assert pickle.loads(pickle.dumps(config)) == config
     with pytest.raises(ValueError, match="frozen"):
-        config.place = "x"
+        config.location = "x"
 
 
 def test_a_mapping_is_never_changed():
@@ -155,7 +155,7 @@ def test_all_problems_at_once_each_with_its_line(write):
     )
     with pytest.raises(ConfigErrors) as caught:
         load_serving_config(path, env={})
-    found = {problem.key: (problem.place, problem.suggestion) for problem in caught.value.problems}
+    found = {problem.key: (problem.location, problem.suggestion) for problem in caught.value.problems}
     assert found == {
         "batchsize": (f"{path}:1", "batchSize"),
         "pt2.compile.options.device": (f"{path}:5", "CPU"),
@@ -164,8 +164,8 @@ def test_all_problems_at_once_each_with_its_line(write):
         "handler.openvino.warmup.inputs[0].shape[1]": (f"{path}:12", None),
         "handler.openvino.warmup.inputs[0].dtpye": (f"{path}:13", "dtype"),
     }
-    for place, _ in found.values():
-        assert place in str(caught.value)
+    for location, _ in found.values():
+        assert location in str(caught.value)
 
 
 def test_a_single_problem_keeps_its_class(write):
@@ -286,7 +286,9 @@ def test_a_misspelt_top_level_key_is_refused(name, index, letter):
 
 
 def test_fallback_to_in_either_place():
-    config = load_serving_config({"handler": {"openvino": {"fallback": {"to": "inductor"}}}}, env={}, place="net.yaml")
+    config = load_serving_config(
+        {"handler": {"openvino": {"fallback": {"to": "inductor"}}}}, env={}, location="net.yaml"
+    )
     assert config.backend is not None
     assert config.backend.options.fallback_to == "inductor"
     assert config.backend.sources["fallback_to"] == "net.yaml"

@@ -7,17 +7,17 @@ from torchserve_openvino.errors import ConfigError
 
 def test_places_of_keys():
     source = parse_yaml("a: 1\nb:\n  - c: 2\n  -\n    d: {e: 3}\n", "f.yaml")
-    assert source.place(("a",)) == "f.yaml:1"
-    assert source.place(("b", 0, "c")) == "f.yaml:3"
-    assert source.place(("b", 1, "d", "e")) == "f.yaml:5"
-    assert source.place(("b", 1, "absent", "x")) == "f.yaml:5"
-    assert source.place(("absent",)) == "f.yaml"
+    assert source.location(("a",)) == "f.yaml:1"
+    assert source.location(("b", 0, "c")) == "f.yaml:3"
+    assert source.location(("b", 1, "d", "e")) == "f.yaml:5"
+    assert source.location(("b", 1, "absent", "x")) == "f.yaml:5"
+    assert source.location(("absent",)) == "f.yaml"
 
 
 def test_duplicate_keys_are_told_all_at_once():
     with pytest.raises(ConfigErrors) as caught:
         parse_yaml("a: 1\nb: {c: 1, c: 2}\na: 3\n", "f.yaml")
-    assert [(p.key, p.place) for p in caught.value.problems] == [("b.c", "f.yaml:2"), ("a", "f.yaml:3")]
+    assert [(p.key, p.location) for p in caught.value.problems] == [("b.c", "f.yaml:2"), ("a", "f.yaml:3")]
     assert "first defined on line 1" in str(caught.value)
 
 
@@ -25,12 +25,12 @@ def test_anchors_and_merges():
     source = parse_yaml("base: &b\n  x: 1\nuse:\n  <<: *b\n  y: 2\nlist: [*b, *b]\n", "f.yaml")
     assert source.data["use"] == {"x": 1, "y": 2}
     assert source.data["list"] == [{"x": 1}, {"x": 1}]
-    assert source.place(("use", "y")) == "f.yaml:5"
+    assert source.location(("use", "y")) == "f.yaml:5"
 
 
 def test_many_aliases_are_walked_once():
     lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 12)]
-    assert parse_yaml("\n".join(lines), "f.yaml").place(("a11",)) == "f.yaml:12"
+    assert parse_yaml("\n".join(lines), "f.yaml").location(("a11",)) == "f.yaml:12"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
 from torchserve_openvino.hosts.batcher import Batcher
 from torchserve_openvino.hosts.core import Host, row_of
-from torchserve_openvino.hosts.messages import Kind, Request, Response
 from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
 
 NETWORK = """
 import torch
@@ -52,9 +52,9 @@ sys.modules["ts"] = None
 from importlib.util import find_spec
 from pathlib import Path
 from torchserve_openvino.hosts.core import Host
-from torchserve_openvino.hosts.messages import Request
+from torchserve_openvino.serving.requests.messages import Request
 host = Host(Path(sys.argv[1]), lambda *_: None)
-(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
+(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
 assert not [name for name in sys.modules if name.startswith("ts.")]
 print("answered:", answer.status, answer.body.decode().replace("\\n", ""))
 """
@@ -97,7 +97,7 @@ def expected(rows: Sequence[Sequence[float]]) -> torch.Tensor:
         return build(NETWORK, "Hosted")(torch.tensor(rows))
 
 
-def ask(batcher: Batcher, *bodies: Any, envelope: Kind | None = None) -> list[Response]:
+def ask(batcher: Batcher, *bodies: Any, envelope: EnvelopeKind | None = None) -> list[Response]:
     async def one(body: Any) -> Response:
         (piece,) = [piece async for piece in batcher.submit(Request({"body": body}, envelope=envelope))]
         return piece
@@ -178,7 +178,7 @@ def test_a_full_queue_refuses(host: Host) -> None:
 
 def health(host: Host, *more: Request) -> list[Response]:
     probe = Request({"body": {}}, {"OpenVINO-Health": "1", "explain": "False"})
-    return host.answer([*more, probe], lambda *_: None)
+    return host.answer([*more, probe])
 
 
 def test_a_probe_runs_the_warm_up_sample_beside_other_requests(host: Host) -> None:
@@ -225,7 +225,7 @@ class Slow:
         self.release = threading.Event()
         self.record = lambda *_: None
 
-    def answer(self, requests: Sequence[Request], send: Any) -> list[Response]:
+    def answer(self, requests: Sequence[Request]) -> list[Response]:
         if requests[0].row["body"] == "fail":
             raise MemoryError
         self.release.wait(5)
@@ -264,7 +264,7 @@ def test_requests_after_a_failed_call_are_answered() -> None:
 def test_what_waits_is_joined_though_no_time_is_left() -> None:
     slow, sizes, begun = Slow(), [], threading.Event()
 
-    def answer(requests: Sequence[Request], _: Any) -> list[Response]:
+    def answer(requests: Sequence[Request]) -> list[Response]:
         if requests[0].row["body"] == "first":
             begun.set()
             while batcher.waiting < 9:
@@ -326,10 +326,10 @@ def test_a_call_that_begins_late_is_watched() -> None:
 def test_pieces_come_in_order_before_the_last() -> None:
     slow = Slow()
 
-    def answer(requests: Sequence[Request], send: Any) -> list[Response]:
+    def answer(requests: Sequence[Request]) -> list[Response]:
         for number in range(50):
-            for place in range(len(requests)):
-                send(place, Response(b"%d" % number, "text/plain"))
+            for request in requests:
+                request.send(Response(b"%d" % number, "text/plain"))
         return [Response(b"last", "text/plain")] * len(requests)
 
     slow.answer = answer  # type: ignore[method-assign]

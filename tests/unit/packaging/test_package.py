@@ -114,7 +114,14 @@ def started(archive: Path, folder: Path) -> dict[str, Any]:
 
 def loaded(folder: Path, **environment: str) -> dict[str, Any]:
     """Loads an unpacked archive in a separate process as a worker does, and returns the report."""
-    command = [sys.executable, "-W", "ignore", "-m", "torchserve_openvino.serving.loading.archive", str(folder)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torchserve_openvino.serving.torchserve.archive_loader",
+        str(folder),
+    ]
     done = subprocess.run(
         command,
         check=False,

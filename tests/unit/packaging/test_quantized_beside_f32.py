@@ -14,8 +14,8 @@ from digits import CODE, TRAINED, pictures, trained
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.build_archive import Recipe, make
-from torchserve_openvino.serving.base import worker_of
-from torchserve_openvino.serving.loading.archive import load_without_server
+from torchserve_openvino.serving.torchserve.archive_loader import load_without_server
+from torchserve_openvino.serving.torchserve.base import worker_of
 
 pytest.importorskip("nncf")
 pytest.importorskip("torchao")

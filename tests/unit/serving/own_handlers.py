@@ -6,7 +6,7 @@ from ts.handler_utils.micro_batching import MicroBatching
 
 from encoder import build
 from torchserve_openvino import OpenVINOHandler
-from torchserve_openvino.serving.base import BaseHandler, worker_of
+from torchserve_openvino.serving.torchserve.base import BaseHandler, worker_of
 
 X = torch.linspace(-1, 1, 4)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from serving_worker import WARMUP, network, save_weights, sent
 
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROWS = [[[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]], [[0.0, 0.1, 0.2, 0.3]]]

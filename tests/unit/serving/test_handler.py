@@ -13,7 +13,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 import torchserve_openvino as tov
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, VerificationError
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 

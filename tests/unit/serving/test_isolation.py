@@ -17,7 +17,8 @@ from ts.utils.util import PredictionException
 
 import torchserve_openvino as tov
 from torchserve_openvino.errors import InvalidInputError, ItemError
-from torchserve_openvino.serving.requests.envelopes import Envelope, Request
+from torchserve_openvino.serving.requests.envelopes import Content, Envelope
+from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 GOOD, OTHER = [[0.5, -1.0, 2.0, 0.1]], [[1.0, 2.0, 3.0, 4.0]]
@@ -208,10 +209,9 @@ def test_strings_of_kserve_v2_stay_apart() -> None:
     ([[{"word": "a"}], [{"word": "b"}]], "BYTES", [2], [[{"word": "a"}], [{"word": "b"}]]),
     ([[0.5, 1.0], {"code": 400}], "BYTES", [2], [[0.5, 1.0], {"code": 400}]),
 ])  # fmt: skip
-def test_answers_of_kserve_v2_keep_their_shape(archive, answer, datatype, shape, data) -> None:
-    context = archive(weights=save_weights).context
-    request = Request([1], ("x",), "id")
-    (output,) = Envelope("kservev2").close(request, [answer], context, 0)["outputs"]
+def test_answers_of_kserve_v2_keep_their_shape(answer, datatype, shape, data) -> None:
+    content = Content([1], ("x",), "id")
+    (output,) = Envelope("kservev2").close(content, [answer], Request({}))["outputs"]
     assert output == {"name": "x", "datatype": datatype, "shape": shape, "data": data}
 
 

@@ -37,7 +37,7 @@ from serving_worker import WARMUP, sent
 from torch import nn
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -150,9 +150,9 @@ class DecodesInThreads(Decodes):
 
 
 class Joins(TensorHandler):
-    def together(self, values, context):
+    def together(self, values):
         self.model.encoder(torch.zeros(1, len(X)))
-        return super().together(values, context)
+        return super().together(values)
 
 
 @pytest.mark.parametrize("handler_class", [Decodes, DecodesInThreads, Joins])

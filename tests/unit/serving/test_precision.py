@@ -15,7 +15,6 @@ from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving import compilation, precision
 from torchserve_openvino.serving import trial as trials_of
-from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.precision import (
     TimedPrecision,
     candidates,
@@ -24,6 +23,7 @@ from torchserve_openvino.serving.precision import (
     sure_median,
     with_precision,
 )
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.tasks.tensor import TensorHandler
 

@@ -17,6 +17,7 @@ from serving_worker import ROWS, WARMUP, close, save_weights, sent
 
 from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.requests.phases import CallTimes, Histogram, RequestTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -116,7 +117,7 @@ def test_bounds_are_inclusive_and_phases_add_up() -> None:
     for value in (0, 1, 1.5, 2, 3):
         histogram.add(value)
     assert histogram.to_dict() == {"count": 5, "sum": 7.5, "buckets": {"1": 2, "2": 4, "+Inf": 5}}
-    call = CallTimes(1, [None])
+    call = CallTimes([Request({})])
     begun = time.perf_counter_ns()
     call.ran(begun, begun + 10_000_000)
     call.ran(begun + 30_000_000, begun + 40_000_000)
@@ -128,10 +129,10 @@ def test_bounds_are_inclusive_and_phases_add_up() -> None:
 
 def test_measuring_allocates_nothing_that_grows_with_a_loop() -> None:
     collected = RequestTimes()
-    with collected.call(None, 1) as call:
+    with collected.call([Request({})], 1, None) as call:
         for number in range(10_000):
             call.ran(number, number + 1)
-    assert set(vars(call)) == {"size", "waits", "started", "_start", "_end", "_first", "_last", "_inference"}
+    assert set(vars(call)) == {"requests", "waits", "started", "_start", "_end", "_first", "_last", "_inference"}
     assert call.seconds()["inference"] == pytest.approx(1e-5)
 
 
@@ -206,13 +207,13 @@ def test_without_the_key_nothing_is_imported_or_sent(archive, exporter) -> None:
 
 SENDING = """
 import sys
-from types import SimpleNamespace
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.requests.tracing import Tracing
-tracing, context = Tracing("net", "1.0"), SimpleNamespace(request_ids={0: "seven"})
-with RequestTimes().call(context, 1) as call:
+tracing = Tracing("net", "1.0")
+with RequestTimes().call([Request({}, id="seven")], 1, None) as call:
     pass
-tracing.record(context, call)
+tracing.record(call, [Response("answer")])
 """
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from torchserve_openvino.errors import ModelCallError, PayloadTooLargeError
-from torchserve_openvino.serving.host.context import Context
-from torchserve_openvino.serving.host.frontend_limits import DEFAULT, most_response_bytes, stated_limit
 from torchserve_openvino.serving.requests.response_body import sendable
+from torchserve_openvino.serving.torchserve.context import Context
+from torchserve_openvino.serving.torchserve.frontend_limits import DEFAULT, most_response_bytes, stated_limit
 
 
 def test_numbers_that_json_does_not_have_become_null() -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from encoder import ENCODER, IDS, MASK, save_encoder
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.policy import PolicyWatch
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.serving.verification import mismatches, shadow
 from torchserve_openvino.serving.verification.idle import IdleGate, ShuttingDownError
 from torchserve_openvino.serving.verification.mismatches import read_mismatch
@@ -223,11 +223,11 @@ def test_requests_come_first(archive, monkeypatch) -> None:
     monkeypatch.setattr(worker_of(handler).eager_model, "forward", slow)
     made.handle(handler, ROW)
     assert reached.wait(10)
-    state.before_call(made.context)
+    state.before_call()
     passed.set()
     time.sleep(0.3)
     assert facts(handler)["checked"] == 0
-    state.after_call(made.context)
+    state.after_call(None)
     found = settled(handler, 1)
     assert found["checked"] == 1 and found["seconds"] < 0.2
 
@@ -263,12 +263,12 @@ def test_an_interrupted_run_does_not_disturb_guarded_calls(archive) -> None:
 
 
 def test_changed_weights_are_not_compared(archive) -> None:
-    made, handler = started(archive)
-    worker_of(handler).state.before_call(made.context)
+    _made, handler = started(archive)
+    worker_of(handler).state.before_call()
     handler.model(torch.tensor(ROW))
     with torch.no_grad():
         worker_of(handler).eager_model.last.bias.add_(1.0)
-    worker_of(handler).state.after_call(made.context)
+    worker_of(handler).state.after_call(None)
     assert settled(handler, 1)["why_skipped"] == {"the weights changed": 1}
 
 
@@ -291,12 +291,12 @@ def test_what_eager_refuses_is_a_mismatch_too(archive, monkeypatch, caplog) -> N
 
 def test_a_full_queue_skips_and_counts(archive, monkeypatch) -> None:
     monkeypatch.setattr(shadow, "MAX_WAITING", 2)
-    made, handler = started(archive)
-    worker_of(handler).state.before_call(made.context)
+    _made, handler = started(archive)
+    worker_of(handler).state.before_call()
     for _ in range(5):
         handler.model(torch.tensor(ROW))
     assert (facts(handler)["waiting"], facts(handler)["why_skipped"]) == (2, {"the queue is full": 3})
-    worker_of(handler).state.after_call(made.context)
+    worker_of(handler).state.after_call(None)
     assert settled(handler, 5)["checked"] == 2
 
 
@@ -343,7 +343,7 @@ def test_the_thread_ends_when_nothing_waits_and_on_stop(archive) -> None:
     while any(thread.name == "openvino-shadow" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    worker_of(handler).state.before_call(made.context)
+    worker_of(handler).state.before_call()
     handler.model(torch.tensor(ROW))
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "openvino-shadow")
     assert thread.daemon

@@ -13,7 +13,7 @@ from upstream_models import CLASSIFIER, DETECTOR, SEGMENTER, TEXTS, importable, 
 
 import torchserve_openvino as tov
 from encoder import build
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 __all__ = ["importable"]

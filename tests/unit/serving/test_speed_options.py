@@ -17,7 +17,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import ConfigError, InexactValueError, WeightsReleasedError
 from torchserve_openvino.serving import threads
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
 from torchserve_openvino.tasks.images import to_tensor
 from torchserve_openvino.tasks.tensor import TensorHandler

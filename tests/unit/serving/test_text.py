@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from torchserve_openvino.backend.runtime.compare import largest_allowed
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 CONFIG = Path(__file__).resolve().parents[3] / "model-config" / "cpu-text.yaml"

@@ -13,8 +13,8 @@ from torch import nn
 
 from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError, PolicyViolationError
-from torchserve_openvino.serving.base import worker_of
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 

@@ -15,7 +15,7 @@ from ts.utils.util import PredictionException
 import torchserve_openvino as tov
 from torchserve_openvino.config.vocabulary import FALLBACK_KINDS
 from torchserve_openvino.errors import ModelLoadError, VerificationError
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROWS = [[0.5, -1.0, 2.0, 0.1]]

@@ -9,7 +9,7 @@ from serving_worker import NETWORK, WARMUP, save_weights
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 REFUSE = {"allow": [], "on_violation": "refuse"}

@@ -10,7 +10,7 @@ from own_handlers import NET, X, weights
 import torchserve_openvino as tov
 from encoder import build
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 OWN = """

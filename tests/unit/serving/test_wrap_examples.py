@@ -12,7 +12,7 @@ from upstream_models import photo
 
 import example_handlers
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import BaseHandler, worker_of
+from torchserve_openvino.serving.torchserve.base import BaseHandler, worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 pytest.importorskip("transformers")

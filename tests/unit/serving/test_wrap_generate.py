@@ -17,7 +17,7 @@ from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_for
 from torchserve_openvino.generation.compiled.layout import Sizes
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 
 pytest.importorskip("transformers")
 SMALL = {"max_length": 40, "max_tokens": 16, "step_tokens": 8, "proof_tokens": 5}

@@ -15,7 +15,7 @@ from encoder import build
 from hub_handler import TRANSFORMERS
 from hub_models import VOCABULARY, minilm, save, text_model
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import worker_of
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 TASKS = {

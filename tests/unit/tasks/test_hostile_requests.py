@@ -16,8 +16,9 @@ from task_worker import Worker
 from hub_models import text_model
 from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
-from torchserve_openvino.serving.host import frontend_limits
 from torchserve_openvino.serving.requests.envelopes import Envelope
+from torchserve_openvino.serving.torchserve import frontend_limits
+from torchserve_openvino.serving.torchserve.calls import answered_call
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.images import to_tensor
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -99,11 +100,10 @@ def test_a_bad_input_of_an_envelope_is_refused_without_an_array(entry) -> None:
 def test_requests_with_too_many_items_are_refused_before_any_is_answered(tmp_path_factory) -> None:
     worker = text_worker(Reranker, tmp_path_factory, max_inputs=3)
     ranking = {"query": "Where?", "texts": ["here", "there"]}
-    envelope = Envelope("json")
     made, handler = worker.made, worker.handler
     many, few = ({"instances": [{"data": ranking}] * count} for count in (4, 2))
     made.handle(handler, ranking, ranking)
-    bodies = handler.handle_envelope(envelope, [{"body": many}, {"body": few}], made.context)
+    bodies = answered_call(handler._openvino, [{"body": many}, {"body": few}], made.context, "json")
     assert [made.status(i) for i in range(2)] == [413, 200]
     assert "4 inputs in one request; the most is 3" in bodies[0]["message"]
     # The query is read with each text.

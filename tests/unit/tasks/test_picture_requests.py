@@ -182,12 +182,12 @@ def test_other_paths_and_explanations(worker) -> None:
 
 
 def test_an_envelope_gets_json(worker) -> None:
-    from torchserve_openvino.serving.requests.envelopes import Envelope
+    from torchserve_openvino.serving.torchserve.calls import answered_call
 
     made = worker.made
     made.handle(worker.handler, {"prompt": "a", "steps": 1})
     rows = [{"body": {"instances": [{"prompt": "a cat", "seed": 5, "steps": 2}, {"prompt": "a", "stream": True}]}}]
-    (answer,) = worker.handler.handle_envelope(Envelope("kserve"), rows, made.context)
+    (answer,) = answered_call(worker.handler._openvino, rows, made.context, "kserve")
     first, second = answer["predictions"]
     assert first["data"][0]["seed"] == 5 and second["code"] == 400 and worker.status() == 207
 

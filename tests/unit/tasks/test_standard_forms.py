@@ -191,7 +191,7 @@ def test_a_server_error_is_in_the_form_as_well(embedder: Worker, monkeypatch: py
 
 
 def test_an_answer_that_is_too_long_is_refused_in_the_form(embedder: Worker, monkeypatch) -> None:
-    place = "torchserve_openvino.serving.requests.batch_answer.most_response_bytes"
+    place = "torchserve_openvino.serving.worker.answering.most_response_bytes"
     monkeypatch.setattr(place, lambda context: 1000)
     status, answer = one(embedder, "v1/embeddings", {"input": "a"})
     assert status == 413 and "max_response_size is 1000" in answer["error"]["message"]

@@ -69,9 +69,9 @@ def test_an_envelope_is_awaited_too(folder: Path, tmp_path: Path) -> None:
 def test_long_messages_of_several_threads_do_not_mix(folder: Path, tmp_path: Path) -> None:
     talker = Talker(tmp_path / "archive", folder, asyncCommunication=True, batchSize=1)
     try:
-        from torchserve_openvino.tasks.generation import torchserve_stream
+        from torchserve_openvino.serving.torchserve.asynchronous import keep_messages_whole
 
-        torchserve_stream.one_at_a_time(SimpleNamespace(cl_socket=talker.mine))
+        keep_messages_whole(SimpleNamespace(cl_socket=talker.mine))
         messages = [bytes([65 + number]) * 1_000_000 for number in range(8)]
         got = bytearray()
 

@@ -227,12 +227,12 @@ def verify(
     for entry in entries:
         for name, ref in entry.files.items():
             if ref in wrong:
-                path = str(kept.place(ref.digest))
+                path = str(kept.path_of(ref.digest))
                 problems.append(Problem(entry.kind, entry.key, f"file {name!r}: {wrong[ref]}", path))
     for ref, reason in wrong.items():
         # An orphan that is missing now was removed by another process.
-        if ref.digest not in named and os.path.lexists(kept.place(ref.digest)):
-            problems.append(Problem("", "", f"{reason}, and no entry refers to it", str(kept.place(ref.digest))))
+        if ref.digest not in named and os.path.lexists(kept.path_of(ref.digest)):
+            problems.append(Problem("", "", f"{reason}, and no entry refers to it", str(kept.path_of(ref.digest))))
     return sorted(problems)
 
 

@@ -48,7 +48,7 @@ class Objects:
         self._root = root
         self.folder = root / "objects"
 
-    def place(self, digest: str) -> Path:
+    def path_of(self, digest: str) -> Path:
         """Returns the path of an object, which need not exist."""
         if not HEX.fullmatch(digest):
             raise ValueError(f"a digest is 64 hexadecimal digits, not {digest!r}")
@@ -81,7 +81,7 @@ class Objects:
                 digest.update(chunk)
         if size != ref.bytes or digest.hexdigest() != ref.digest:
             raise DamagedEntryError(f"object {ref.digest[:12]} does not match its checksum")
-        return self.place(ref.digest)
+        return self.path_of(ref.digest)
 
     def holds(self, ref: FileRef) -> bool:
         """Whether an object exists and has the right content."""
@@ -104,7 +104,7 @@ class Objects:
         if not self._keeps(ref):
             with Draft(self._root) as draft:
                 draft.write(data)
-                draft.commit(self.place(ref.digest))
+                draft.commit(self.path_of(ref.digest))
         return ref
 
     def _add_file(self, source: Path) -> FileRef:
@@ -139,7 +139,7 @@ class Objects:
             ref = FileRef(digest.hexdigest(), size)
             if expected is not None and ref != expected:
                 raise DamagedEntryError(f"object {expected.digest[:12]} does not match its checksum")
-            draft.commit(self.place(ref.digest))
+            draft.commit(self.path_of(ref.digest))
         return ref
 
     def _keeps(self, ref: FileRef) -> bool:
@@ -147,7 +147,7 @@ class Objects:
             return False
         try:
             # Updates its time: an object that a manifest is about to refer to must not look like an old orphan.
-            os.utime(self.place(ref.digest))
+            os.utime(self.path_of(ref.digest))
         except OSError:
             return False
         return True
@@ -155,7 +155,7 @@ class Objects:
     def open(self, ref: FileRef) -> int:
         """Opens an object, checks its size but not its content, and returns a file descriptor. Raises as `look`."""
         try:
-            fd = open_plain(self.place(ref.digest))
+            fd = open_plain(self.path_of(ref.digest))
         except NotPlainFileError as error:
             raise DamagedEntryError(f"object {ref.digest[:12]} is {error.strerror}") from error
         size = os.fstat(fd).st_size

@@ -49,7 +49,7 @@ class Reader:
         # Entries that should be removed but cannot be; they are treated as absent instead.
         self._hidden: set[tuple[str, str]] = set()
 
-    def place(self, kind: str, key: str) -> Path:
+    def path_of(self, kind: str, key: str) -> Path:
         """Returns the path of a manifest, which need not exist."""
         return self._root / "entries" / kind / f"{key}.json"
 
@@ -142,7 +142,7 @@ class Reader:
             raise DamagedEntryError(f"{about} cannot be read: {error}") from error
 
     def _load(self, kind: str, key: str, *, touch: bool = True) -> Entry:
-        path = self.place(kind, key)
+        path = self.path_of(kind, key)
         try:
             fd = open_plain(path)
         except NotPlainFileError as error:
@@ -163,7 +163,7 @@ class Reader:
 
     def _file_damaged(self, entry: Entry, name: str, error: Exception) -> None:
         """Reports a damaged or missing object, unless the whole entry was evicted meanwhile."""
-        if isinstance(error, FileNotFoundError) and not self.place(entry.kind, entry.key).exists():
+        if isinstance(error, FileNotFoundError) and not self.path_of(entry.kind, entry.key).exists():
             logger.debug("%s was evicted by another process.", label(entry.kind, entry.key))
             return
         self._damaged(entry.kind, entry.key, f"file {name!r}: {_words(error)}", entry)
@@ -181,7 +181,7 @@ class Reader:
             with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
                 if self.load(kind, key) != entry:
                     return
-            if not remove(self.place(kind, key)):
+            if not remove(self.path_of(kind, key)):
                 self.hide(kind, key)
 
 

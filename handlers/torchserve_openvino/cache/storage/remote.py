@@ -62,7 +62,7 @@ class RemoteStore(Store):
     def get(self, kind: Kind | str, key: str) -> Entry | None:
         """Returns an entry as `Store.get` does, after looking for it in object storage if it is not here."""
         check_name(kind, key)
-        if self.writable and not any(reader.place(kind, key).exists() for reader in self._readers):
+        if self.writable and not any(reader.path_of(kind, key).exists() for reader in self._readers):
             self._fetch(kind, key)
         return super().get(kind, key)
 

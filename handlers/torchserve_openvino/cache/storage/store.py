@@ -183,7 +183,7 @@ class Store:
                         raise OSError(f"file {name!r} is missing, or changed while it was stored") from error
             draft.write(data)
             draft.stamp(time.time_ns())
-            draft.commit(self._reader.place(entry.kind, entry.key))
+            draft.commit(self._reader.path_of(entry.kind, entry.key))
         self._reader.show(entry.kind, entry.key)
 
     def discard(self, kind: Kind | str, key: str) -> None:
@@ -197,7 +197,7 @@ class Store:
         refs: Mapping[str, FileRef] = {}
         with contextlib.suppress(OSError, DamagedEntryError, ForeignSchemaError):
             refs = self._reader.load(kind, key).files
-        if remove(self._reader.place(kind, key)):
+        if remove(self._reader.path_of(kind, key)):
             self._drop_unnamed(refs)
 
     def lock(self, kind: Kind | str, key: str) -> AbstractContextManager[bool]:

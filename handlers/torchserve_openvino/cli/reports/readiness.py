@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
-from torchserve_openvino.serving.host.headers import HEALTH_HEADER
+from torchserve_openvino.serving.requests.messages import HEALTH_HEADER
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 

@@ -72,7 +72,7 @@ def add(text: str, name: str, addition: Addition) -> str:
         raise ConfigError(
             "cannot be edited without changing its neighbours (an alias, a merge key or an unusual layout). "
             f"Write it by hand: {key}: {to_flow(addition.entries)}",
-            place=name,
+            location=name,
             key=key,
         )
     return changed

@@ -36,7 +36,7 @@ def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addi
     if not config.pt2.is_openvino:
         raise ConfigError(
             f"uses the backend {config.pt2.backend}, which has no option disabled_ops; set the backend to {OURS[0]}.",
-            place=str(path),
+            location=str(path),
             key="pt2",
         )
 
@@ -74,5 +74,5 @@ def _replace(target: Path, text: str) -> None:
         except ConfigError as error:
             reason = str(error).replace(str(draft.path), str(target))
             message = f"was not changed, since it would not be valid any more: {reason}"
-            raise ConfigError(message, place=str(target)) from error
+            raise ConfigError(message, location=str(target)) from error
         draft.commit()

@@ -99,10 +99,10 @@ def _compared(
     """Compares one row token by token, up to the first that differs; returns the logits up to there."""
     ours, theirs, logits = [], [], list(zip(generated.logits, reference.logits, strict=False))
     start = reference.sequences.shape[1] - len(reference.logits)
-    for place, (mine, their) in enumerate(logits):
+    for index, (mine, their) in enumerate(logits):
         ours.append(mine[row].float())
         theirs.append(their[row].float())
-        token, expected = int(generated.sequences[row, start + place]), int(reference.sequences[row, start + place])
+        token, expected = int(generated.sequences[row, start + index]), int(reference.sequences[row, start + index])
         count.compared += 1
         if token == expected:
             count.equal += 1
@@ -112,11 +112,11 @@ def _compared(
             if not drift <= count.drift:
                 count.drift = drift
             continue
-        scores = reference.scores[place][row].float().log_softmax(-1)
+        scores = reference.scores[index][row].float().log_softmax(-1)
         gap = float(scores[expected] - scores[token])
         if exact and gap <= TIE:
             count.ties += 1
         else:
-            count.first = count.first or Difference(number, start, place, expected, token, gap)
+            count.first = count.first or Difference(number, start, index, expected, token, gap)
         break
     return [(torch.stack(ours).numpy(), torch.stack(theirs).numpy())] if ours else []

@@ -185,9 +185,9 @@ class SpeechModel:
             most: Most recordings of one group.
         """
         groups: dict[Any, list[int]] = {}
-        for place, (sound, settings) in enumerate(sounds):
+        for index, (sound, settings) in enumerate(sounds):
             short = self._short(sound)
-            groups.setdefault((settings, short) if self.joins(settings, short=short) else place, []).append(place)
+            groups.setdefault((settings, short) if self.joins(settings, short=short) else index, []).append(index)
         return [group[start : start + most] for group in groups.values() for start in range(0, len(group), most)]
 
     def transcribe(self, sounds: Sequence[Sound], settings: TranscriptionSettings) -> list[Transcript]:

@@ -201,11 +201,11 @@ def _logits(steps: Steps, prompt: Sequence[int], tokens: Sequence[int], count: i
     """Yields logits for each of ``count`` tokens, of which those before it are read from ``tokens`` when it is due."""
     with torch.no_grad():
         work = steps.begin(prompt)
-        for place in range(count):
+        for index in range(count):
             while (logits := work.advance()) is None:
                 pass
             yield logits.float()
-            work.tokens.append(tokens[place])
+            work.tokens.append(tokens[index])
 
 
 class FullSequence:

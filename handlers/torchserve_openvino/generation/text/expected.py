@@ -38,10 +38,10 @@ class Expected:
     tokens: tuple[int, ...]
     rivals: tuple[tuple[tuple[int, float], ...], ...]
 
-    def gap(self, place: int, token: int) -> float | None:
+    def gap(self, index: int, token: int) -> float | None:
         """Returns how much less probable than the best a token is, in log probability; None if it is no rival."""
-        best = self.rivals[place][0][1]
-        return next((best - logprob for rival, logprob in self.rivals[place] if rival == token), None)
+        best = self.rivals[index][0][1]
+        return next((best - logprob for rival, logprob in self.rivals[index] if rival == token), None)
 
     def first(self, count: int) -> "Expected":
         """Returns the same with the first tokens only."""
@@ -50,7 +50,7 @@ class Expected:
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> "Expected":
         """Reads one back from JSON. Raises LookupError, TypeError or ValueError if it is not complete."""
-        rivals = tuple(tuple((int(token), float(value)) for token, value in place) for place in plain["rivals"])
+        rivals = tuple(tuple((int(token), float(value)) for token, value in rivals) for rivals in plain["rivals"])
         return cls(tuple(map(int, plain["prompt"])), tuple(map(int, plain["tokens"])), rivals)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.hosts.messages import Response, unavailable
 from torchserve_openvino.hosts.serve.pending import Pending
 from torchserve_openvino.hosts.serve.process import RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
+from torchserve_openvino.serving.requests.messages import Response, unavailable
 
 logger = logging.getLogger(__name__)
 

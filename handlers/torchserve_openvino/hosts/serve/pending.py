@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchserve_openvino.hosts.messages import Kind, Response
-from torchserve_openvino.serving.host.headers import HEALTH_HEADER
+from torchserve_openvino.serving.requests.messages import HEALTH_HEADER, EnvelopeKind, Response
 
 
 @dataclass(eq=False)
@@ -32,7 +31,7 @@ class Pending:
     parameters: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
-    envelope: Kind | None = None
+    envelope: EnvelopeKind | None = None
     arrived: float = 0.0
     is_gone: bool = False
     is_answered: bool = False
@@ -46,7 +45,7 @@ class Pending:
         return HEALTH_HEADER in self.headers
 
     @property
-    def group(self) -> tuple[Kind | None, bool]:
+    def group(self) -> tuple[EnvelopeKind | None, bool]:
         """Requests of one group may share a call: of one protocol, and not of a probe with others."""
         return self.envelope, self.is_probe
 

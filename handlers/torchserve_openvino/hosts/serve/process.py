@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.hosts.messages import Response, unavailable
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.hosts.serve.pending import Pending
+from torchserve_openvino.serving.requests.messages import Response, unavailable
 
 logger = logging.getLogger(__name__)
 

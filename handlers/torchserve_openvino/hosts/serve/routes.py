@@ -25,11 +25,18 @@ from torchserve_openvino.errors import (
     UnsupportedMediaTypeError,
 )
 from torchserve_openvino.hosts import http
-from torchserve_openvino.hosts.messages import Kind, Response, unavailable, unhealthy_reason
 from torchserve_openvino.hosts.serve.model import ServedArchive
 from torchserve_openvino.hosts.serve.pending import Pending
 from torchserve_openvino.hosts.serve.registry import Registry
-from torchserve_openvino.serving.host.headers import HEALTH_HEADER
+from torchserve_openvino.serving.requests.messages import (
+    EXPLAIN_HEADER,
+    HEALTH_HEADER,
+    PATH_HEADER,
+    EnvelopeKind,
+    Response,
+    unavailable,
+    unhealthy_reason,
+)
 from torchserve_openvino.serving.requests.refusals import refusal
 
 _ID = "x-request-id"
@@ -276,7 +283,7 @@ class Site:
         else:
             model, path = self._registry.model(name), rest
         explains = request.url.path.startswith("/explanations/")
-        return await self._answer(request, model, {"url_path": path, "explain": str(explains)})
+        return await self._answer(request, model, {PATH_HEADER: path, EXPLAIN_HEADER: str(explains)})
 
     async def infer(self, request: Request) -> Any:
         """Answers ``POST /v2/models/NAME/infer``."""
@@ -296,7 +303,7 @@ class Site:
         except ItemError as error:
             refused = http.refused(error)
             return HttpResponse(refused.body, refused.status, media_type=refused.content_type)
-        return await self._answer(request, self._registry.model(name), {"url_path": path}, body=body)
+        return await self._answer(request, self._registry.model(name), {PATH_HEADER: path}, body=body)
 
     async def _body(self, request: Request) -> bytes:
         """Reads a request's body.
@@ -327,7 +334,7 @@ class Site:
         request: Request,
         model: ServedArchive,
         headers: Mapping[str, str],
-        envelope: Kind | None = None,
+        envelope: EnvelopeKind | None = None,
         body: bytes | None = None,
     ) -> Any:
         name = request.headers.get(_ID) or uuid.uuid4().hex

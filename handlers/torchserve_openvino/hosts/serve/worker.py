@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOErro
 from torchserve_openvino.files.json_text import JsonError
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.core import Host, row_of
-from torchserve_openvino.hosts.messages import Request, Response
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.hosts.settings import LOG_FORMAT
 from torchserve_openvino.report.quiet import quiet_libraries
+from torchserve_openvino.serving.requests.messages import Request, Response
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class _Metrics:
         self._taken = 0.0
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Takes one value, from any thread; see `serving.host.metrics.Record`."""
+        """Takes one value, from any thread; see `serving.requests.metric_sink.Record`."""
         key = (kind, name, *labels.items())
         with self._lock:
             if kind == "gauge":
@@ -161,6 +162,7 @@ class Worker:
         gone = self._gone[number] = set()
 
         def send(index: int, piece: Response) -> None:
+            piece = piece.encoded()
             head = {"kind": "piece", "call": number, "index": index, "type": piece.content_type}
             self.send({**head, "status": int(piece.status)}, piece.body)
 
@@ -171,27 +173,19 @@ class Worker:
             body, start = frame.body[start : start + head["bytes"]], start + head["bytes"]
             try:
                 row = row_of(body, head["type"], head["parameters"])
-                requests[index] = Request(row, head["headers"], head["id"], head["envelope"], head["arrived"])
+                requests[index] = Request(
+                    row, head["headers"], head["id"], head["envelope"], head["arrived"], send=partial(send, index),
+                    is_gone=partial(gone.__contains__, index),
+                )  # fmt: skip
             except InvalidInputError as error:
                 answers.append((index, Response.refused(error, head["id"])))
-        indices = list(requests)
         if requests and host.awaits:
-            (index,) = indices
-            response = await host.answer_alone(
-                requests[index], lambda _, piece: send(index, piece), lambda _: index in gone
-            )
-            answers.append((index, response))
+            ((index, request),) = requests.items()
+            answers.append((index, await host.answer_alone(request)))
         elif requests:
-
-            def answer() -> list[Response]:
-                return host.answer(
-                    list(requests.values()),
-                    lambda position, piece: send(indices[position], piece),
-                    lambda position: indices[position] in gone,
-                )
-
+            answer = partial(host.answer, list(requests.values()))
             responses = await asyncio.get_running_loop().run_in_executor(self._thread, answer)
-            answers += zip(indices, responses, strict=True)
+            answers += zip(requests, responses, strict=True)
         del self._gone[number]
         # One message: each costs the front process as much as reading a request.
         heads = [

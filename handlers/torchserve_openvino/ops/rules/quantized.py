@@ -40,7 +40,7 @@ def _constant(value: Any) -> np.ndarray | None:
 
 def _along(values: Any, x: Output, axis: int | None) -> Any:
     """Returns float32 values that fit a tensor: a scalar, or one value for each index of an axis."""
-    shape = [-1 if place == axis else 1 for place in range(rank(x))] if axis is not None else []
+    shape = [-1 if index == axis else 1 for index in range(rank(x))] if axis is not None else []
     known = _constant(values)
     if known is not None:
         # OpenVINO looks for constants.

@@ -202,9 +202,9 @@ def _stacked(
     for depth in range(num_layers):
         outputs = []
         for direction in range(directions):
-            place = depth * directions + direction
-            weights = Weights(params[place * each : (place + 1) * each], has_biases)
-            start = [ops.gather(state, int64(place), int64(0)).output(0) for state in states]
+            index = depth * directions + direction
+            weights = Weights(params[index * each : (index + 1) * each], has_biases)
+            start = [ops.gather(state, int64(index), int64(0)).output(0) for state in states]
             output, ended = layer(current, start, weights, direction == 1)
             outputs.append(output)
             for found, state in zip(last, ended, strict=True):

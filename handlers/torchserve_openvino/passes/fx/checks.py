@@ -183,6 +183,10 @@ def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Itera
 
 
 def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Question]:
+    if value_of(source).dtype is torch.float16:
+        # A bound that float16 lacks would become infinite, and infinity pass the check.
+        most = int(torch.finfo(torch.float16).max)
+        low, high = max(low, -most), min(high, most)
     # In this form NaN fails the check; OpenVINO's "greater" would be true for it.
     yield Question(lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence)
     if value_of(source).dtype is not torch.uint8:

@@ -1,18 +1,14 @@
-"""Loads an unpacked model archive as TorchServe's worker does and prints the report: ``python -m ... FOLDER``."""
+"""What an unpacked model archive says of itself: its manifest, its files, and how it was quantized."""
 
-import json
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
-from torchserve_openvino.config.yaml_source import Source, read_yaml
+from torchserve_openvino.config.yaml_source import Source
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.json_text import JsonError, read_json_object
-from torchserve_openvino.report.quiet import quiet_libraries
 
 # The file in which torch-model-archiver stores its arguments.
 MANIFEST = "MAR-INF/MANIFEST.json"
@@ -21,8 +17,6 @@ QUANTIZED = "quantized.json"
 QUANTIZED_MODEL = "quantized.pt2"
 # Keys of a manifest that name files of the archive.
 _FILES = ("configFile", "handler", "modelFile", "serializedFile")
-# Prefix of the line with the report.
-RESULT = "torchserve-openvino-loaded: "
 
 
 def model_of(folder: Path) -> dict[str, Any]:
@@ -98,68 +92,3 @@ def batch_size_of(source: Source) -> int:
     batch_size = check_torchserve_keys(source.data, problems).get("batchSize", 1)
     problems.raise_if_any(source.name)
     return int(batch_size)
-
-
-def load_handler(place: Path) -> Any:
-    """Runs an archive's handler up to READY, with TorchServe's own loader.
-
-    Args:
-        place: The unpacked archive.
-
-    Returns:
-        The handler; None where the archive's handler is a plain function.
-    """
-    # Imported here, so that the names above can be used without TorchServe.
-    from ts.model_loader import ModelLoaderFactory
-
-    model = model_of(place)
-    batch_size = 1
-    if name := model.get("configFile"):
-        batch_size = batch_size_of(read_yaml(place / name))
-    sys.path.insert(0, str(place))
-    handler = str(place / model["handler"]) if (place / model["handler"]).is_file() else model["handler"]
-    service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(place), handler, None, batch_size)
-    return getattr(service._entry_point, "__self__", None)
-
-
-def load_without_server(place: Path) -> Any:
-    """Runs an archive's handler up to READY, and lets it answer requests outside of any server.
-
-    Args:
-        place: The unpacked archive.
-
-    Returns:
-        The handler; None where the archive's handler is a plain function.
-    """
-    # Imported here, as in `load_handler`.
-    import ts
-    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
-
-    handler = load_handler(place)
-    if handler is not None:
-        metrics = Path(ts.__file__).parent / "configs" / "metrics.yaml"
-        handler.context.metrics = MetricsCacheYamlImpl(config_file_path=str(metrics))
-    return handler
-
-
-def main(folder: str) -> None:
-    """Loads an archive and prints the report of its handler.
-
-    Args:
-        folder: The unpacked archive.
-
-    Raises:
-        SystemExit: The archive's handler is not one of this package's.
-    """
-    quiet_libraries()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    describe = getattr(load_handler(Path(folder)), "describe_handle", None)
-    report = describe() if describe is not None else {}
-    if not isinstance(report, dict) or "cache" not in report:
-        raise SystemExit("the archive's handler is not one of torchserve-openvino's: nothing is compiled for it")
-    shown = {name: report[name] for name in ("cache", "summary", "verify", "serving", "fallbacks")}
-    print(RESULT + json.dumps(shown), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -16,9 +16,9 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.zip_bounds import why_unbounded
-from torchserve_openvino.serving.host.names import own_classes
 from torchserve_openvino.serving.loading.checkpoint import advice, select_state
 from torchserve_openvino.serving.loading.exported_program import load_program
+from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 
 # Far above any request that a worker would answer.

@@ -6,8 +6,8 @@ from typing import Any
 
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.base import missing_torchserve
-from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.labels import own_classes
+from torchserve_openvino.serving.torchserve.base import missing_torchserve
 
 _KEY = "handler.openvino.wrap"
 _STEPS = ("initialize", "handle")

@@ -11,7 +11,7 @@ from torchserve_openvino.errors import ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.report.progress import Load, loading
 from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.report.saved import save
-from torchserve_openvino.serving.base import model_name
+from torchserve_openvino.serving.torchserve.base import model_name
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from torch import nn
 from torchserve_openvino.backend.eager_watch import Eager, EagerWatch, report_open
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.base import BaseHandler
-from torchserve_openvino.serving.host.context import Headers
 from torchserve_openvino.serving.method_compiler import compiler_of
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.torchserve.base import BaseHandler
+from torchserve_openvino.serving.torchserve.context import Headers
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class OwnCode:
     Args:
         handler: The handler.
         worker: Has its ``eager_model``, and the compilers of methods.
+
+    Attributes:
+        is_shipped: Whether it is the code of a shipped task, which need not be watched: that costs some microseconds
+            for each operator.
     """
 
     def __init__(self, handler: Any, worker: Any) -> None:
@@ -48,12 +52,11 @@ class OwnCode:
         self._files = files_of(handler)
         self._explains = False
         self._outside = EagerWatch(self._files, self._count)
-        # The code of a shipped task need not be watched, which costs some microseconds for each operator.
-        self._is_shipped = not _has_own_code(type(handler))
+        self.is_shipped = not _has_own_code(type(handler))
 
     def watch(self, run: Callable[[], T]) -> T:
         """Returns the result of ``run``; counts what it computes outside compiled graphs, once there is a report."""
-        return run() if self.report is None or self._is_shipped else self._outside.watch(run)
+        return run() if self.report is None or self.is_shipped else self._outside.watch(run)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

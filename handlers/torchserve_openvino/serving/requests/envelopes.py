@@ -1,9 +1,6 @@
-"""TorchServe's request envelopes (`service_envelope` in config.properties), with batches and isolation.
+"""Request envelopes: the protocols in which TorchServe and others wrap the items of a request.
 
-TorchServe 0.12's own `json` fails a whole batch for one bad request; its `kserve` and `kservev2` read only the first
-request of a batch, and TorchServe answers 503 to all when the number of answers differs. The frontend chooses the
-envelope, which wraps a handler before the handler is initialized. So `take_over` replaces the `handle` of those three
-classes, for this package's handlers; any other handler keeps upstream's. tests/contract pins what this relies on.
+They are read and written as TorchServe's `service_envelope` does, with several items in one request.
 """
 
 import base64
@@ -12,17 +9,16 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
-from torchserve_openvino.serving.base import HAS_TORCHSERVE, worker_of
 from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
 from torchserve_openvino.serving.requests.nested_lists import NotRectangularError, flatten, nested, shape_of
 from torchserve_openvino.serving.requests.response_body import finite
 
-Kind = Literal["json", "kserve", "kservev2"]
 _BYTES = "BYTES"
 # The protocol's names of NumPy's kinds of numbers.
 _NUMBERS = {"f": "FP", "i": "INT", "u": "UINT", "b": "BOOL"}
@@ -30,8 +26,8 @@ MULTI_STATUS = 207
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request's items, and the names and id that its answer repeats."""
+class Content:
+    """The items of one request, and the names and id that its answer repeats."""
 
     items: list[Any]
     names: tuple[str, ...] = ()
@@ -43,12 +39,15 @@ class Envelope:
 
     Args:
         kind: TorchServe's name for it.
+        model: The model's name, for answers.
+        version: Its version.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: EnvelopeKind, model: str | None = None, version: str | None = None) -> None:
         self.kind = kind
+        self._model, self._version = model, version
 
-    def open(self, row: Any) -> Request:
+    def open(self, row: Any) -> Content:
         """Returns a request's items, in the form in which upstream's envelope passes them to a handler.
 
         Raises:
@@ -60,9 +59,9 @@ class Envelope:
         if not isinstance(items, list) or not items:
             raise InvalidInputError(f'the envelope {self.kind} takes {{"{field}": [...]}} with at least one entry')
         if self.kind == "json":
-            return Request(_decode_base64(items))
+            return Content(_decode_base64(items))
         if self.kind == "kserve":
-            return Request(items)
+            return Content(items)
         names = []
         for entry in items:
             if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= entry.keys():
@@ -73,27 +72,25 @@ class Envelope:
         name = payload.get("id") or ""
         if not isinstance(name, (str, int)):
             raise InvalidInputError("id must be a text")
-        return Request([_kserve_item(entry) for entry in items], tuple(names), str(name))
+        return Content([_kserve_item(entry) for entry in items], tuple(names), str(name))
 
-    def close(self, request: Request, answers: Sequence[Any], context: Any, index: int) -> Any:
+    def close(self, content: Content, answers: Sequence[Any], request: Request) -> Any:
         """Returns the body that answers a request, from one answer for each of its items.
 
         Args:
+            content: Its items.
             answers: Answers, and refusals as they are shown to the sender.
-            context: The call's context, which names the model.
-            index: The request's place in the batch.
+            request: The request.
         """
         if self.kind == "json":
             return json.dumps({"predictions": finite(list(answers))})
         if self.kind == "kserve":
-            explained = context.get_request_header(index, "explain") == "True"
-            return {"explanations" if explained else "predictions": list(answers)}
-        model = context.manifest.get("model", {})
+            return {"explanations" if request.explains else "predictions": list(answers)}
         return {
-            "id": request.request_id or context.get_request_id(index),
-            "model_name": model.get("modelName"),
-            "model_version": model.get("modelVersion"),
-            "outputs": [_kserve_output(*pair) for pair in zip(request.names, answers, strict=True)],
+            "id": content.request_id or request.id or None,
+            "model_name": self._model,
+            "model_version": self._version,
+            "outputs": [_kserve_output(*pair) for pair in zip(content.names, answers, strict=True)],
         }
 
 
@@ -103,30 +100,6 @@ def status_of(answers: Sequence[Any]) -> int:
     if not statuses:
         return 200
     return statuses[0] if len(statuses) == len(answers) else MULTI_STATUS
-
-
-def take_over() -> None:
-    """Lets the workers of handlers answer enveloped requests; safe to call more than once."""
-    if not HAS_TORCHSERVE:
-        return
-    from ts.torch_handler.request_envelope.base import BaseEnvelope
-    from ts.torch_handler.request_envelope.json import JSONEnvelope
-    from ts.torch_handler.request_envelope.kserve import KServeEnvelope
-    from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
-
-    kinds: tuple[tuple[Any, Kind], ...] = (
-        (JSONEnvelope, "json"), (KServeEnvelope, "kserve"), (KServev2Envelope, "kservev2"),
-    )  # fmt: skip
-    for cls, kind in kinds:
-        cls.handle = _handle_for(Envelope(kind), BaseEnvelope.handle)
-
-
-def _handle_for(envelope: Envelope, upstream: Any) -> Any:
-    def handle(self: Any, data: list[dict[str, Any]], context: Any) -> Any:
-        worker = worker_of(getattr(self._handle_fn, "__self__", None))
-        return upstream(self, data, context) if worker is None else worker.handle_envelope(envelope, data, context)
-
-    return handle
 
 
 def _payload(row: Any) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError
@@ -55,27 +54,6 @@ def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counte
         )
     counters.add("retried_batches")
     return [run_isolated([value], run, blame, counters)[0] for value in values]
-
-
-@contextmanager
-def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
-    """Restricts the context that a handler sees to some requests of a batch, numbered from 0.
-
-    Args:
-        context: TorchServe's context.
-        positions: Positions of these requests in the batch.
-        count: How many items the batch has; if one request holds several, nothing is changed.
-    """
-    processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
-    if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
-        yield
-        return
-    context.request_processor = [processors[position] for position in positions]
-    context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
-    try:
-        yield
-    finally:
-        context.request_processor, context.request_ids = processors, ids
 
 
 def _checked(answers: list[Any], count: int) -> list[Any]:

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from itertools import accumulate
 from typing import Any, Literal
 
-from torchserve_openvino.serving.host.headers import request_header
-from torchserve_openvino.serving.host.metrics import HostMetrics
+from torchserve_openvino.serving.requests.messages import Request
+from torchserve_openvino.serving.requests.metric_sink import MetricSink
 
 Phase = Literal["queue", "decode", "inference", "encode"]
 Release = Literal["full", "delay", "only_one"]
@@ -62,14 +62,18 @@ class CallTimes:
     Decoding is what comes before the first call of a compiled model, encoding what comes after the last one; inference
     is the time in such calls.
 
+    Args:
+        requests: The requests of the call.
+
     Attributes:
-        size: Requests in the call.
+        requests: As above.
         waits: Seconds that each request waited before the call; None where that is not known.
         started: When the call began, in nanoseconds since 1970.
     """
 
-    def __init__(self, size: int, waits: Sequence[float | None]) -> None:
-        self.size, self.waits = size, waits
+    def __init__(self, requests: Sequence[Request]) -> None:
+        now = time.time()
+        self.requests, self.waits = requests, [_wait(each, now) for each in requests]
         self.started = time.time_ns()
         self._start = self._end = time.perf_counter_ns()
         self._first: int | None = None
@@ -112,6 +116,12 @@ class CallTimes:
 _current: ContextVar[CallTimes | None] = ContextVar("current", default=None)
 
 
+def current_requests() -> Sequence[Request]:
+    """Returns the requests of the call that this thread answers."""
+    call = _current.get()
+    return () if call is None else call.requests
+
+
 @contextmanager
 def measured_inference() -> Iterator[None]:
     """Counts what runs inside as inference of the call that this thread answers."""
@@ -141,37 +151,36 @@ class RequestTimes:
             self.released = dict.fromkeys(RELEASES, 0)
 
     @contextmanager
-    def call(self, context: Any, size: int) -> Iterator[CallTimes]:
+    def call(self, requests: Sequence[Request], most: int, metrics: MetricSink | None) -> Iterator[CallTimes]:
         """Measures one call.
 
         Args:
-            context: Its context.
-            size: Its requests.
+            requests: Its requests.
+            most: The most requests of a call.
+            metrics: Takes histograms.
         """
-        call = CallTimes(size, _waits(context, size))
+        call = CallTimes(requests)
         token = _current.set(call)
         try:
             yield call
         finally:
             _current.reset(token)
             call.end()
-            most = int((getattr(context, "system_properties", None) or {}).get("batch_size") or 1)
-            self._add(call, _release(size, most), getattr(context, "metrics", None))
+            self._add(call, _release(len(requests), most), metrics)
 
-    def _add(self, call: CallTimes, release: Release, metrics: Any) -> None:
+    def _add(self, call: CallTimes, release: Release, metrics: MetricSink | None) -> None:
         values = [(phase, value) for phase, value in call.seconds().items()]
         values += [("queue", wait) for wait in call.waits if wait is not None]
         with self._lock:
             for phase, value in values:
                 self.phases[phase].add(value)
-            self.sizes.add(call.size)
+            self.sizes.add(len(call.requests))
             self.released[release] += 1
-        # Other hosts' libraries have histograms; TorchServe's parses a line for each value, and gets sums from time to
-        # time (`MetricsEmitter`).
-        if isinstance(metrics, HostMetrics):
+        # Others get sums from time to time (`MetricsEmitter`).
+        if metrics is not None and metrics.takes_histograms:
             for phase, value in values:
                 metrics.record("histogram", SECONDS, value, {"phase": phase})
-            metrics.record("histogram", SIZE, call.size, {})
+            metrics.record("histogram", SIZE, len(call.requests), {})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the histograms, JSON-safe."""
@@ -203,23 +212,15 @@ def _release(size: int, most: int) -> Release:
     return "only_one" if size == 1 else "delay"
 
 
-def _waits(context: Any, size: int) -> list[float | None]:
-    """Returns the seconds that each request of a call has waited; None where that is not known.
+def _wait(request: Request, now: float) -> float | None:
+    """Returns the seconds that a request has waited; None where that is not known.
 
     Other hosts than TorchServe say when a request came. TorchServe's frontend does not tell its workers; a proxy before
     it may.
     """
-    now = time.time()
-    arrived = getattr(context, "arrived", None)
-    if arrived is not None:
-        return [max(0.0, now - each) if each else None for each in arrived]
-    if getattr(context, "request_processor", None) is None:
-        return [None] * size
-    return [_wait(context, place, now) for place in range(size)]
-
-
-def _wait(context: Any, place: int, now: float) -> float | None:
-    text = request_header(context, place, _ARRIVED)
+    if request.arrived:
+        return max(0.0, now - request.arrived)
+    text = request.header(_ARRIVED)
     if text is None:
         return None
     try:

@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -19,8 +18,8 @@ from torchserve_openvino.bench.bodies import suffix_of
 from torchserve_openvino.config.sections.record import RecordSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.atomic import write_atomically
-from torchserve_openvino.serving.host.headers import request_header
 from torchserve_openvino.serving.loading.files import archived_file, private_folder
+from torchserve_openvino.serving.requests.messages import Request, Response
 
 logger = logging.getLogger(__name__)
 
@@ -70,18 +69,14 @@ class Recorder:
         self._reason = ""
         threading.Thread(target=self._write_all, name="recorder", daemon=True).start()
 
-    @contextmanager
-    def of(self, data: Sequence[Mapping[str, Any]], context: Any) -> Iterator[None]:
-        """Keeps some requests of a call, if the call inside answers them.
+    def take(self, requests: Sequence[Request]) -> list[_Taken]:
+        """Returns copies of some requests of a call, for `keep`."""
+        return list(self._taken(requests))
 
-        Args:
-            data: The requests, as TorchServe passes them.
-            context: The call's context.
-        """
-        taken = list(self._taken(data, context))
-        yield
+    def keep(self, taken: Sequence[_Taken], responses: Sequence[Response]) -> None:
+        """Writes those of a call's requests that were answered."""
         for each in taken:
-            if _answered(context, each.index):
+            if responses[each.index].status < HTTPStatus.BAD_REQUEST:
                 try:
                     self._waiting.put_nowait(each)
                 except queue.Full:
@@ -96,18 +91,18 @@ class Recorder:
         """Waits until all requests taken so far are written."""
         self._waiting.join()
 
-    def _taken(self, data: Sequence[Mapping[str, Any]], context: Any) -> Iterator[_Taken]:
-        for index, row in enumerate(data):
+    def _taken(self, requests: Sequence[Request]) -> Iterator[_Taken]:
+        for index, request in enumerate(requests):
             with self._lock:
                 self._seen += 1
                 due = self._seen % self._section.every == 0
             if not due:
                 continue
-            body = _body(row)
+            body = _body(request.row)
             if body is None:
                 self._count("dropped", "a request has several parts, and only one with a body can be sent again")
                 continue
-            yield _Taken(index, *_content(body, _header(context, index, "Content-Type")))
+            yield _Taken(index, *_content(body, _content_type(request)))
 
     def _write_all(self) -> None:
         while True:
@@ -194,11 +189,5 @@ def _content(body: Any, content_type: str) -> tuple[bytes, str]:
     return json.dumps(body).encode(), "application/json"
 
 
-def _header(context: Any, index: int, name: str) -> str:
-    return (request_header(context, index, name) or "").partition(";")[0].strip().lower()
-
-
-def _answered(context: Any, index: int) -> bool:
-    if getattr(context, "request_processor", None) is None:
-        return True
-    return int(context.get_response_status(index)[0] or HTTPStatus.OK) < HTTPStatus.BAD_REQUEST
+def _content_type(request: Request) -> str:
+    return (request.header("Content-Type") or "").partition(";")[0].strip().lower()

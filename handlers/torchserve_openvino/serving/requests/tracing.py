@@ -1,10 +1,11 @@
 """Spans of OpenTelemetry for requests, with their phases below them (`handler.openvino.tracing`)."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.host.headers import request_header
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.requests.phases import CallTimes
 
 _HEADERS = ("traceparent", "tracestate")
@@ -40,28 +41,24 @@ class Tracing:
         self._tracer = provider.get_tracer("torchserve_openvino")
         self._facts = {"openvino.model": model, "openvino.version": version}
 
-    def record(self, context: Any, call: CallTimes, *, failed: bool = False) -> None:
+    def record(self, call: CallTimes, responses: Sequence[Response] | None) -> None:
         """Sends the spans of a call's requests.
 
         Args:
-            context: The call's context.
             call: Its times; it has ended.
-            failed: Whether the call as a whole failed, so that no request got an answer.
+            responses: The responses; None if the call as a whole failed.
         """
-        ids = getattr(context, "request_ids", None) or {}
         phases = call.spans()
         end = max(end for _, end in phases.values())
-        for place in range(call.size):
-            wait = call.waits[place] if place < len(call.waits) else None
+        for index, (request, wait) in enumerate(zip(call.requests, call.waits, strict=True)):
             arrived = call.started - int((wait or 0.0) * 1e9)
-            over_http = getattr(context, "request_processor", None)
-            status = 500 if failed else context.get_response_status(place)[0] if over_http else 200
+            status = 500 if responses is None else int(responses[index].status)
             facts = {
-                **self._facts, "openvino.request_id": str(ids.get(place, "")), "openvino.batch_size": call.size,
-                "http.response.status_code": int(status),
+                **self._facts, "openvino.request_id": request.id, "openvino.batch_size": len(call.requests),
+                "http.response.status_code": status,
             }  # fmt: skip
             span = self._tracer.start_span(
-                f"predict {self._facts['openvino.model']}", context=self._parent(context, place), start_time=arrived,
+                f"predict {self._facts['openvino.model']}", context=self._parent(request), start_time=arrived,
                 kind=self._trace.SpanKind.SERVER, attributes=facts,
             )  # fmt: skip
             if span.is_recording():
@@ -73,8 +70,8 @@ class Tracing:
                     self._tracer.start_span(phase, context=below, start_time=begin).end(finish)
             span.end(end)
 
-    def _parent(self, context: Any, place: int) -> Any:
-        headers = {name: value for name in _HEADERS if (value := request_header(context, place, name))}
+    def _parent(self, request: Request) -> Any:
+        headers = {name: value for name in _HEADERS if (value := request.header(name))}
         return self._propagator.extract(headers)
 
 

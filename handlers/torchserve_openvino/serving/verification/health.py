@@ -1,6 +1,7 @@
 """`Health`: whether a worker still answers its own warm-up sample as it did when it was verified."""
 
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import torch
@@ -9,17 +10,14 @@ from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import first_line
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.host.headers import HEALTH_HEADER, request_header
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.requests.batch_answer import set_status
-from torchserve_openvino.serving.requests.isolation import only
+from torchserve_openvino.serving.requests.messages import JSON, Request, Response
 from torchserve_openvino.serving.verification.verify import judge
 
-_UNHEALTHY = 503
 # Bytes of a sample's inputs and outputs that are kept; a larger sample is not run again.
 _MOST_BYTES = 64 << 20
 
-Answer = Callable[[list[Any], Any], Any]
+Answer = Callable[[Sequence[Request]], list[Response]]
 
 
 class Health:
@@ -98,30 +96,24 @@ class Health:
         return None
 
 
-def with_health(health: Health | None, data: list[Any], context: Any, answer: Answer) -> Any:
+def with_health(health: Health | None, requests: Sequence[Request], answer: Answer) -> list[Response]:
     """Answers requests for the worker's health, and lets ``answer`` answer the others.
 
     Args:
         health: The worker's; None before READY.
-        data: The requests of a call.
-        context: The call's context.
-        answer: Answers requests, with their context.
+        requests: The requests of a call.
+        answer: Answers requests.
     """
-    asks = [index for index in range(len(data)) if health is not None and asks_health(context, index)]
-    if not asks or health is None:
-        return answer(data, context)
-    others = [index for index in range(len(data)) if index not in asks]
-    bodies: dict[int, Any] = {}
+    others = [index for index, request in enumerate(requests) if health is None or not request.asks_health]
+    if health is None or len(others) == len(requests):
+        return answer(requests)
+    responses = [_healthy(health)] * len(requests)
     if others:
-        with only(context, others, len(data)):
-            bodies = dict(zip(others, answer([data[index] for index in others], context), strict=True))
-    for index in asks:
-        state = bodies[index] = health.check()
-        if not state["healthy"]:
-            set_status(context, index, _UNHEALTHY)
-    return [bodies[index] for index in range(len(data))]
+        for index, response in zip(others, answer([requests[index] for index in others]), strict=True):
+            responses[index] = response
+    return responses
 
 
-def asks_health(context: Any, index: int) -> bool:
-    """Returns True if a request asks for the worker's health."""
-    return request_header(context, index, HEALTH_HEADER) is not None
+def _healthy(health: Health) -> Response:
+    state = health.check()
+    return Response(state, JSON, HTTPStatus.OK if state["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE)

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.loading.archive import is_quantized
 from torchserve_openvino.serving.loading.model import ArchiveLoading
 from torchserve_openvino.serving.observation.own_code import OwnCode
@@ -16,11 +16,16 @@ from torchserve_openvino.serving.ready import ReadyState
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, finish
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Envelope
-from torchserve_openvino.serving.requests.isolation import only, run_isolated, server_fault
-from torchserve_openvino.serving.requests.phases import RequestTimes
+from torchserve_openvino.serving.requests.isolation import run_isolated, server_fault
+from torchserve_openvino.serving.requests.messages import Request, Response
+from torchserve_openvino.serving.requests.metric_sink import MetricSink
+from torchserve_openvino.serving.requests.phases import RequestTimes, current_requests
 from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
+from torchserve_openvino.serving.torchserve.context import context_of, only, with_own_headers
+from torchserve_openvino.serving.torchserve.frontend_limits import most_response_bytes
+from torchserve_openvino.serving.torchserve.metrics import metrics_of
 from torchserve_openvino.serving.verification.health import Health, with_health
 
 # The worker whose handler is answering a batch: a `handle` that calls its base's must not start over.
@@ -46,6 +51,9 @@ class Answering(ArchiveLoading):
         health: Whether the worker answers its warm-up sample rightly; None before READY.
         own_code: Runs and watches the handler's own code.
         overrides: Callables that the handler put in the place of its own `handle` or `initialize`, by name.
+        model_name: The model's name on the server.
+        model_version: Its version; empty if it has none.
+        most_requests: The most requests of one call.
     """
 
     def __init__(self, handler: Any, mixin: Any) -> None:
@@ -62,6 +70,7 @@ class Answering(ArchiveLoading):
         self.health: Health | None = None
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
+        self.model_name, self.model_version, self.most_requests = "model", "", 1
 
     # --- the handler's own code -----------------------------------------------------------------------------------
 
@@ -124,45 +133,58 @@ class Answering(ArchiveLoading):
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Answers a batch of requests, then sends the metrics that changed."""
-        self.handler.context = context
-        if self.handler._is_describe():
-            return [self.handler.describe_handle()]
-        return with_health(self.health, data, context, self._handle)
+    @property
+    def metrics(self) -> MetricSink | None:
+        """What takes this worker's metrics; None if the host has nothing for them."""
+        return metrics_of(getattr(self.handler, "context", None))
 
-    def _handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        with self.recorded(data, context):
-            return self.accounted(context, lambda: finish(self.answered(data, context), context, self.counters))
+    @property
+    def most_bytes(self) -> int | None:
+        """The longest body that the host sends; None if it has no limit."""
+        return most_response_bytes(getattr(self.handler, "context", None))
 
-    def recorded(self, data: list[dict[str, Any]], context: Any) -> AbstractContextManager[None]:
-        """Keeps some of a call's requests, if ``handler.openvino.record`` is set and the call inside answers them."""
-        return nullcontext() if self.recorder is None else self.recorder.of(data, context)
+    def answer(self, requests: Sequence[Request]) -> list[Response]:
+        """Answers the requests of one call, each with its own status.
 
-    def accounted(self, context: Any, answer: Callable[[], list[Any]]) -> list[Any]:
-        """Returns the result of ``answer``; counts the requests of the batch, and sends metrics after it."""
+        Args:
+            requests: The requests; all in the same envelope.
+
+        Raises:
+            SystemExit: The worker has to be replaced.
+        """
+        if self.health is not None and any(request.asks_health for request in requests):
+            return with_health(self.health, requests, self.counted)
+        return self.counted(requests)
+
+    def counted(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the responses to requests; counts and records them, measures times, and sends metrics after it."""
         state = self.state
         assert state is not None
-        state.before_call(context)
-        size = len(getattr(context, "request_ids", None) or ()) or 1
-        self.counters.add("requests", size)
+        state.before_call()
+        self.counters.add("requests", len(requests))
+        taken = self.recorder.take(requests) if self.recorder is not None else ()
+        responses: list[Response] | None = None
         try:
-            return self._measured(context, size, answer)
-        finally:
-            state.after_call(context)
-
-    def _measured(self, context: Any, size: int, answer: Callable[[], list[Any]]) -> list[Any]:
-        failed = True
-        try:
-            with self.times.call(context, size) as call:
-                answers = answer()
-            failed = False
-            return answers
+            with self.times.call(requests, self.most_requests, self.metrics) as call:
+                responses = self.responses(requests)
+            if self.recorder is not None:
+                self.recorder.keep(taken, responses)
+            return responses
         finally:
             if self.tracing is not None:
-                self.tracing.record(context, call, failed=failed)
+                self.tracing.record(call, responses)
+            state.after_call(self.metrics)
 
-    def watched(self, run: Callable[[], Any]) -> Any:
+    def responses(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the responses to the requests of one call, which are not counted here."""
+        kind = requests[0].envelope
+        if kind is None:
+            answers = self.answered([request.row for request in requests], requests)
+            return finish(answers, requests, self.counters, self.most_bytes)
+        envelope = Envelope(kind, self.model_name, self.model_version or None)
+        return answer_enveloped(envelope, requests, self.answered, self.counters, self.most_items, self.most_bytes)
+
+    def watched(self, run: Callable[..., Any], *args: Any) -> Any:
         """Calls ``run``, returns its result, and checks what fell back against the policy.
 
         Raises:
@@ -170,12 +192,12 @@ class Answering(ArchiveLoading):
         """
         assert self.state is not None
         try:
-            result = self.own_code.watch(run)
+            result = run(*args) if self.own_code.is_shipped else self.own_code.watch(partial(run, *args))
         except BaseException:
             self.state.watch.skip()
             raise
-        ids = list((getattr(self.handler.context, "request_ids", None) or {}).values())
-        self.state.watch.check(f"request {ids[0]}" if len(ids) == 1 else "")
+        requests = current_requests()
+        self.state.watch.check(f"request {requests[0].id}" if len(requests) == 1 else "")
         return result
 
     def describe(self) -> dict[str, Any]:
@@ -186,43 +208,33 @@ class Answering(ArchiveLoading):
         own = {
             "serving": serving,
             "pid": os.getpid(),
-            "model": model_name(getattr(self.handler, "context", None)),
+            "model": self.model_name,
             "settings": self.config.summary,
             **({"recorded": self.recorder.to_dict()} if self.recorder is not None else {}),
             "workers": self.state.workers() if self.state is not None else [],
         }
         return {**self.report.to_dict(), **own}
 
-    def answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
-        """Returns an answer or `ItemError` for each item; ``owners`` are their requests' positions in an envelope."""
-        self.counters.add("items", len(items))
-        return self.answer_items(items, context)
+    def answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
+        """Returns an answer or `ItemError` for each item.
 
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+        Args:
+            items: What the handler gets of each request; of one in an envelope, any number.
+            requests: The request of each item.
+        """
+        self.counters.add("items", len(items))
+        return self.answer_items(items, requests)
+
+    def answer_items(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Runs the handler's own steps; after a failure, on each item by itself."""
-        handle = self.own_handle
+        handle, context = self.own_handle, context_of(self.handler.context, requests)
 
         def run(some: list[tuple[int, Any]]) -> list[Any]:
             with only(context, [position for position, _ in some], len(items)):
-                return self.watched(lambda: self._own(handle, [item for _, item in some], context))
+                return self.watched(self._own, handle, [item for _, item in some], context)
 
-        return run_isolated(list(enumerate(items)), run, lambda _, error: _fault(error), self.counters)
-
-    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
-        """Answers a batch of requests that came in one of TorchServe's envelopes."""
-        self.handler.context = context
-        if self.handler._is_describe():
-            return [self.handler.describe_handle()]
-
-        def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
-            return self.answered(items, context, owners)
-
-        def answer(some: list[Any], context: Any) -> list[Any]:
-            parts = envelope, some, context, answer_items, self.counters, self.most_items
-            with self.recorded(some, context):
-                return self.accounted(context, lambda: answer_enveloped(*parts))
-
-        return with_health(self.health, data, context, answer)
+        answers = run_isolated(list(enumerate(items)), run, lambda _, error: _fault(error), self.counters)
+        return answers if requests[0].envelope is not None else with_own_headers(answers, context)
 
 
 def _fault(error: Exception) -> ItemError:

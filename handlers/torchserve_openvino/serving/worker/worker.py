@@ -12,7 +12,6 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
@@ -33,6 +32,7 @@ from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.serving.shapes.warmup import startup_advice
 from torchserve_openvino.serving.siblings import Board, sibling_pids
 from torchserve_openvino.serving.threads import ThreadPlan, plan_for
+from torchserve_openvino.serving.torchserve.base import model_name
 from torchserve_openvino.serving.verification.health import Health
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.versions.start import admit_versions
@@ -133,7 +133,7 @@ class Worker(Answering):
             return "loaded; the model compiles at the first request, as handler.openvino.warmup.inputs is not declared"
         return self.report.summary_line()
 
-    def started(self, context: Any) -> None:
+    def started(self) -> None:
         """Does what has to be done once the worker is READY."""
 
     # --- loading --------------------------------------------------------------------------------------------------
@@ -151,12 +151,15 @@ class Worker(Answering):
         with observed_load(context):
             self.serve(context)
         # By now another worker may be the handler's (`handler.openvino.wrap`).
-        self.handler._openvino.started(context)
+        self.handler._openvino.started()
 
     def serve(self, context: Any) -> None:
         """Loads the model, and brings it to READY."""
         start = time.perf_counter()
         self.model_dir = Path(context.system_properties.get("model_dir") or ".")
+        self.model_name = model_name(context)
+        self.model_version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
+        self.most_requests = int(context.system_properties.get("batch_size") or 1)
         load_archived_mappings(self.model_dir, context.model_yaml_config)
         self.config = self._load_config(context)
         if self.config.openvino.wrap is not None and self._replaces is not None:
@@ -175,7 +178,7 @@ class Worker(Answering):
         self.handler.context = context
         self.eager_model = self.model_to_serve()
         begin_step("preparing")
-        models = self.prepare(self._context_with(threads, int(context.system_properties.get("batch_size") or 1)))
+        models = self.prepare(self._context_with(threads))
         if models is not None and models.needs_no_torch:
             threads = threads.settle()
         self.report.tracker.add_timing("load_seconds", loaded)
@@ -191,17 +194,17 @@ class Worker(Answering):
             self.report.tracker.add_note(note)
         if self.config.openvino.record.folder is not None:
             self.recorder = Recorder(self.config.openvino.record, self.model_dir)
-        self.state = self._ready(context, models)
+        self.state = self._ready(models)
         self.state.post()
-        self.state.emit(context)
-        logger.info("%s: %s", model_name(context), self.summary(models))
+        self.state.emit(self.metrics)
+        logger.info("%s: %s", self.model_name, self.summary(models))
         self.handler.initialized = True
         save_report(context, self.describe())
         return None
 
-    def _context_with(self, threads: ThreadPlan, batch_size: int) -> WorkerContext:
+    def _context_with(self, threads: ThreadPlan) -> WorkerContext:
         return WorkerContext(
-            config=self.config, model_dir=self.model_dir, threads=threads, batch_size=batch_size,
+            config=self.config, model_dir=self.model_dir, threads=threads, batch_size=self.most_requests,
             counters=self.counters, freezes=self.freezes, modes_for=self.own_code.modes_for,
         )  # fmt: skip
 
@@ -214,21 +217,21 @@ class Worker(Answering):
             "a request back until one is ready. `torchserve-openvino serve` can."
         )
 
-    def _ready(self, context: Any, models: Models | None) -> ReadyState:
+    def _ready(self, models: Models | None) -> ReadyState:
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
-        version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
-        metrics = MetricsEmitter(self.report, self.counters, version, self.times)
+        metrics = MetricsEmitter(self.report, self.counters, self.model_version, self.times)
         self.health = Health(self.report, models, self.config.openvino.verify, lambda: watch.violations)
         self.counters.reset()
         self.times.reset()
         if self.config.openvino.tracing:
-            self.tracing = Tracing(model_name(context), version)
+            self.tracing = Tracing(self.model_name, self.model_version)
         verify = self.config.openvino.verify
-        shadow = shadow_for(self.eager_model, verify, models, self.report, model_name(context))
+        shadow = shadow_for(self.eager_model, verify, models, self.report, self.model_name)
         ends = verify.on_shadow_mismatch == "refuse"
         return ReadyState(
-            self.report, self.counters, watch, metrics, models, Board(self.model_dir), shadow, ends, self.times
-        )
+            self.model_name, self.report, self.counters, watch, metrics, models, Board(self.model_dir), shadow, ends,
+            self.times,
+        )  # fmt: skip
 
     def _load_config(self, context: Any) -> ServingConfig:
         """Reads the configuration, from its file where there is one, so that errors name the line."""

@@ -1,11 +1,10 @@
 """Generates text: prompts and chats in, text out, whole or piece by piece; in OpenAI's form and in our own."""
 
-import asyncio
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,19 +18,13 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.base import model_name
 from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.serving.metrics import metrics_of
 from torchserve_openvino.serving.models import Models
-from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, explains, identified, set_status, shown
-from torchserve_openvino.serving.requests.envelopes import Envelope, status_of
-from torchserve_openvino.serving.requests.isolation import isolated, server_fault
-from torchserve_openvino.serving.requests.pieces import is_gone
-from torchserve_openvino.serving.requests.response_body import sendable
-from torchserve_openvino.serving.verification.health import asks_health, with_health
-from torchserve_openvino.tasks.generation import torchserve_stream
+from torchserve_openvino.serving.requests.batch_answer import finish
+from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.messages import EVENT_STREAM, JSON, Request, Response
+from torchserve_openvino.serving.torchserve.asynchronous import checked_frontend
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated
 from torchserve_openvino.tasks.generation.call import Call
@@ -41,15 +34,43 @@ from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import Limits, Reader
 from torchserve_openvino.tasks.generation.supervised_engine import SupervisedEngine
+from torchserve_openvino.tasks.handler import TaskWorker
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
-from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error, path_of
+from torchserve_openvino.tasks.openai import MODELS, models_body, openai_error
 
 logger = logging.getLogger(__name__)
 
-# Requests that one worker holds at once; the engine refuses more before that (generate.max_waiting).
-_THREADS = 512
 _LOOK_SECONDS = 0.5
+
+
+class GeneratingWorker(TaskWorker):
+    """The worker of a text generator: several calls may run at once, whose requests join each other in the engine."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Calls that run now.
+        self._calls = 0
+        self._counting = threading.Lock()
+
+    def counted(self, requests: Sequence[Request]) -> list[Response]:
+        """Returns the responses to requests; counts and records them, and sends metrics after it."""
+        state = self.state
+        assert state is not None
+        with self._counting:
+            if not self._calls:
+                state.before_call()
+            self._calls += 1
+        taken = self.recorder.take(requests) if self.recorder is not None else ()
+        try:
+            responses = self.responses(requests)
+            if self.recorder is not None:
+                self.recorder.keep(taken, responses)
+            return responses
+        finally:
+            with self._counting:
+                self._calls -= 1
+                state.after_call(self.metrics)
 
 
 class TextGenerator(HubHandler):
@@ -60,6 +81,7 @@ class TextGenerator(HubHandler):
         flat: The field of a request whose parameters stand beside it.
     """
 
+    _openvino_worker = GeneratingWorker
     task = "text_generator"
     parameters = TextParameters
     takes = str
@@ -74,20 +96,16 @@ class TextGenerator(HubHandler):
         self._special: frozenset[int] = frozenset()
         self._measures: GenerationMetrics | None = None
         self._frontend: dict[str, str] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, "request")
-        # Several threads may end their requests at once.
-        self._books = threading.Lock()
 
     # --- loading ----------------------------------------------------------------------------------------------
 
-    def _started(self, context: Any) -> None:
-        version = str((context.manifest or {}).get("model", {}).get("modelVersion") or "")
-        if self._kept is not None and (metrics := metrics_of(context)) is not None:
-            self._measures = GenerationMetrics(metrics, self._kept.load, version)
+    def _started(self) -> None:
+        if self._kept is not None and (metrics := self._openvino.metrics) is not None:
+            self._measures = GenerationMetrics(metrics, self._kept.load, self._openvino.model_version)
         if self._openvino.health is not None and self._kept is not None:
             self._openvino.health.checks.append(self._dead)
         if self._openvino.config.torchserve.get(ASYNC):
-            self._frontend = torchserve_stream.checked_frontend(context)
+            self._frontend = checked_frontend(self.context)
 
     def _dead(self) -> str:
         """Returns why the engine does not generate; empty if it does."""
@@ -110,7 +128,7 @@ class TextGenerator(HubHandler):
             section.generate.max_tokens, self.engine.max_length, section.text.max_bytes, section.text.max_inputs,
             vocabulary,
         )  # fmt: skip
-        self._reader = Reader(self.tokenizer, model_name(self.context), limits)
+        self._reader = Reader(self.tokenizer, self._openvino.model_name, limits)
         self._openvino.report = CompileReport(self._kept.generator.tracker)
         return None
 
@@ -138,75 +156,24 @@ class TextGenerator(HubHandler):
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def handle(self, data: list[dict[str, Any]], context: Any) -> Any:
-        """Answers a batch of requests; returns a coroutine where TorchServe awaits it (``asyncCommunication``)."""
-        self.context = context
-        torchserve_stream.one_at_a_time(context)
-        if self._is_describe():
-            return self._awaited(lambda: [self.describe_handle()], ends=context)
-        if torchserve_stream.awaits():
-            if asks_health(context, 0):
-                return self._awaited(
-                    lambda: with_health(self._openvino.health, data, context, self._alone), ends=context
-                )
-            return self._awaited(lambda: self._alone_recorded(data, context))
-        return with_health(self._openvino.health, data, context, self._together)
-
-    def _together(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        state = self._openvino.state
-        assert state is not None
-        state.before_call(context)
+    def _responses(self, requests: Sequence[Request]) -> list[Response]:
+        """Answers requests of a call together in the engine; envelopes know neither streams nor OpenAI's endpoints."""
+        if requests[0].envelope is not None:
+            return super()._responses(requests)
+        calls = [self._call_for(request) for request in requests]
+        self._openvino.counters.add("requests", len(calls))
+        self._openvino.counters.add("items", len(calls))
         try:
-            with self._openvino.recorded(data, context):
-                return self._together_in_engine(data, context)
-        finally:
-            state.after_call(context)
-
-    def handle_envelope(self, envelope: Envelope, data: list[dict[str, Any]], context: Any) -> Any:
-        """Answers requests in one of TorchServe's envelopes, which knows neither streams nor OpenAI's endpoints."""
-        self.context = context
-        torchserve_stream.one_at_a_time(context)
-        if self._is_describe():
-            return self._awaited(lambda: [self.describe_handle()], ends=context)
-
-        def answer_items(items: list[Any], owners: Sequence[int]) -> list[Any]:
-            return self.answer_items(items, context)
-
-        def answered() -> list[Any]:
-            with self._openvino.recorded(data, context):
-                return answer_enveloped(
-                    envelope, data, context, answer_items, self._openvino.counters, self._most_items
-                )
-
-        return (
-            self._awaited(lambda: self._alone_enveloped(answered, context))
-            if torchserve_stream.awaits()
-            else answered()
-        )
-
-    def _alone_enveloped(self, answered: Callable[[], list[Any]], context: Any) -> list[Any]:
-        """Answers the only request of a call, in a thread of its own; raises nothing."""
-        try:
-            (answer,) = answered()
+            self._finish(calls, requests)
+            self._check_policy(calls)
         except Exception as error:
-            refused = Call()
-            refused.answer = server_fault(error)
-            answer = self._settled(context, 0, refused)
-        return torchserve_stream.sent(context, answer)
+            # Pieces may be sent already: what is raised would end all streams without a word.
+            fault = server_fault(error)
+            for call in calls:
+                call.fail(fault)
+        return [self._response(request, call) for request, call in zip(requests, calls, strict=True)]
 
-    def _awaited(self, run: Callable[[], list[Any]], ends: Any = None) -> list[Any] | Coroutine[Any, Any, list[Any]]:
-        """Returns the result, or in an event loop what waits for it: the whole answer of the call with a context."""
-        if not torchserve_stream.awaits():
-            return run()
-        if ends is not None:
-            torchserve_stream.end(ends)
-
-        async def wait() -> list[Any]:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
-
-        return wait()
-
-    def answer_items(self, items: list[Any], context: Any) -> list[Any]:
+    def answer_items(self, items: list[Any]) -> list[Any]:
         """Returns the answer to each item, or its refusal."""
         return self.predict([self.decode(item) for item in items])
 
@@ -218,56 +185,19 @@ class TextGenerator(HubHandler):
 
     def predict(self, values: list[Call]) -> list[Any]:
         """Generates until all are done, and returns their answers."""
-        self._finish(values, self.context, [False] * len(values), own_requests=False)
+        self._finish(values, ())
         return [call.whole() for call in values]
 
     def run_eager(self, value: Any) -> Any:
         """Is not called: the engine checks prompts before it takes them."""
         raise NotImplementedError
 
-    def _together_in_engine(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Answers a batch: its requests run together in the engine, and the batch ends with the last of them."""
-        calls = [self._request(item, context, index) for index, item in enumerate(data)]
-        self._count(calls)
-        self._finish(calls, context, [call.streams for call in calls])
-        self._check_policy(calls)
-        bodies = []
-        for index, call in enumerate(calls):
-            bodies.append(call.pieces() if call.streams else self._settled(context, index, call))
-        return bodies
-
-    def _alone_recorded(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        with self._openvino.recorded(data, context):
-            return self._alone(data, context)
-
-    def _alone(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
-        """Answers the only request of a call, in a thread of its own; raises nothing."""
-        call = Call()
-        try:
-            call = self._request(data[0], context, 0)
-            self._count([call])
-            self._finish([call], context, [call.streams])
-            self._check_policy([call])
-        except Exception as error:
-            call.fail(server_fault(error))
-        if call.streams:
-            torchserve_stream.send(context, {0: call.pieces()})
-            ended = torchserve_stream.ended(context)
-        else:
-            ended = torchserve_stream.sent(context, self._settled(context, 0, call))
-        with self._books:
-            if self._openvino.state is not None:
-                self._openvino.state.after_call(context)
-        return ended
-
-    def _finish(self, calls: Sequence[Call], context: Any, streams: Sequence[bool], own_requests: bool = True) -> None:
+    def _finish(self, calls: Sequence[Call], requests: Sequence[Request]) -> None:
         """Generates until all are done; sends pieces of those that stream, and ends those whose client has hung up.
 
         Args:
             calls: What is generated.
-            context: The call's context.
-            streams: Whether each is sent in pieces.
-            own_requests: Whether each is a request of the call; an envelope may hold several in one.
+            requests: The request of each; empty where a request holds several.
         """
         exchanges = [call.exchange for call in calls if call.exchange is not None]
         if self._measures is not None:
@@ -275,20 +205,15 @@ class TextGenerator(HubHandler):
         try:
             while not all(call.done for call in calls):
                 wait_for_any(exchanges, _LOOK_SECONDS)
-                for index, call in enumerate(calls):
-                    if own_requests and not call.done and is_gone(context, index):
+                for request, call in zip(requests, calls, strict=False):
+                    if not call.done and request.is_gone():
                         call.fail(BusyError("the client hung up"))
-                pieces = {
-                    index: text
-                    for index, call in enumerate(calls)
-                    if streams[index] and call.streams and not call.done and (text := call.pieces())
-                }
-                if pieces:
-                    torchserve_stream.send(context, pieces)
+                    if call.streams and not call.done and (text := call.pieces()):
+                        request.send(Response(text, EVENT_STREAM))
         finally:
             for exchange in exchanges:
                 exchange.cancel()
-        if self._measures is not None and (metrics := metrics_of(context)) is not None:
+        if self._measures is not None and (metrics := self._openvino.metrics) is not None:
             for exchange in exchanges:
                 self._measures.on_response(metrics, exchange)
 
@@ -302,26 +227,20 @@ class TextGenerator(HubHandler):
             for call in calls:
                 call.fail(error)
 
-    def _count(self, calls: Sequence[Call]) -> None:
-        self._openvino.counters.add("requests", len(calls))
-        self._openvino.counters.add("items", len(calls))
-
     # --- one request ------------------------------------------------------------------------------------------
 
-    def _request(self, item: Any, context: Any, index: int) -> Call:
+    def _call_for(self, request: Request) -> Call:
         """Starts what a request asks, at the endpoint that its URL names."""
-        path = path_of(context, index)
-        call = self._called(item, path) if not explains(context, index) else Call()
-        if explains(context, index):
-            call.answer = NotExplainedError(NO_EXPLANATIONS)
-        if call.exchange is not None and call.exchange.request.stream:
-            context.set_response_content_type(index, "text/event-stream")
+        if not request.explains:
+            return self._called(request.row, request.path)
+        call = Call()
+        call.answer = NotExplainedError(NO_EXPLANATIONS)
         return call
 
     def _called(self, item: Any, path: str) -> Call:
         call = Call()
         assert self._reader is not None and self._kept is not None
-        name = model_name(self.context)
+        name = self._openvino.model_name
         try:
             call.openai = bool(path)
             endpoint = endpoint_of(path)
@@ -343,21 +262,11 @@ class TextGenerator(HubHandler):
             call.answer = server_fault(error)
         return call
 
-    def _settled(self, context: Any, index: int, call: Call) -> Any:
-        """Returns the body of an answer in one piece; sets its status and content type in the context."""
-        answer = call.whole()
-        if not isinstance(answer, ItemError):
-            sent = isolated(lambda: sendable(shown(answer), most_response_bytes(context)))
-            answer = sent if isinstance(sent, ItemError) else answer
-        if isinstance(answer, ItemError):
-            self._openvino.counters.add(f"refused_{answer.status}")
-            set_status(context, index, answer.status)
-            context.set_response_content_type(index, "application/json")
-            return identified(openai_error(answer) if call.openai else shown(answer), answer, context, index)
-        if isinstance(answer, list):
-            for each in answer:
-                if isinstance(each, ItemError):
-                    self._openvino.counters.add(f"refused_{each.status}")
-            set_status(context, index, status_of(answer))
-        context.set_response_content_type(index, "application/json")
-        return sent
+    def _response(self, request: Request, call: Call) -> Response:
+        """Returns the response in one piece, or the last piece of a stream."""
+        if call.streams:
+            return Response(call.pieces(), EVENT_STREAM)
+        worker = self._openvino
+        form = openai_error if call.openai else None
+        (response,) = finish([call.whole()], [request], worker.counters, worker.most_bytes, form)
+        return replace(response, content_type=JSON)

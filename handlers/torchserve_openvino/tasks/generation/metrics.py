@@ -4,10 +4,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from torchserve_openvino.generation.text.engine import Load
-from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, send, worker_name
+from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, worker_name
+from torchserve_openvino.serving.requests.metric_sink import MetricSink
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest
 
 FIRST = "openvino_time_to_first_token_seconds"
@@ -23,12 +23,12 @@ class GenerationMetrics:
     """Sends what the engine does, once a second while it does something, and how long each answer took.
 
     Args:
-        metrics: ``context.metrics`` of the worker.
+        metrics: Takes them.
         load: Returns what the engine does now.
         version: The model's version.
     """
 
-    def __init__(self, metrics: Any, load: Callable[[], Load], version: str = "") -> None:
+    def __init__(self, metrics: MetricSink, load: Callable[[], Load], version: str = "") -> None:
         # Gauges of different workers must not overwrite each other.
         self._labels = {"worker": worker_name(sys.argv), "version": version or "default"}
         self._metrics, self._load = metrics, load
@@ -52,11 +52,11 @@ class GenerationMetrics:
                 if not load.running and not load.waiting:
                     break
 
-    def on_response(self, metrics: Any, exchange: ActiveRequest) -> None:
+    def on_response(self, metrics: MetricSink, exchange: ActiveRequest) -> None:
         """Sends the times of one request's answers: to the first token, and from token to token on average.
 
         Args:
-            metrics: ``context.metrics``.
+            metrics: Takes them.
             exchange: The request; its time begins when the worker hands it to the engine.
         """
         with self._lock:
@@ -80,13 +80,13 @@ class GenerationMetrics:
                 self._count(metrics, PREFIX, load.prefix_hits)
         return load
 
-    def _gauge(self, metrics: Any, name: str, value: float, dimension: str = "", kind: str = "") -> None:
+    def _gauge(self, metrics: MetricSink, name: str, value: float, dimension: str = "", kind: str = "") -> None:
         if self._sent.get(f"{name} {kind}") != value:
             self._sent[f"{name} {kind}"] = value
             labels = {dimension: kind, **self._labels} if dimension else self._labels
-            send(metrics, "gauge", name, value, "count", labels)
+            metrics.record("gauge", name, value, labels)
 
-    def _count(self, metrics: Any, name: str, total: int, dimension: str = "", kind: str = "") -> None:
+    def _count(self, metrics: MetricSink, name: str, total: int, dimension: str = "", kind: str = "") -> None:
         key = f"{name} {kind}"
         # An engine that was started again counts from 0.
         before = self._sent.get(key, 0)
@@ -94,7 +94,7 @@ class GenerationMetrics:
         # Each counter is sent once at 0, so that monitoring sees its first increase.
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
-            send(metrics, "counter", name, grown, "count", {dimension: kind} if dimension else {})
+            metrics.record("counter", name, grown, {dimension: kind} if dimension else {})
 
-    def _observe(self, metrics: Any, name: str, seconds: float) -> None:
-        send(metrics, "histogram", name, round(seconds, 6), "seconds", {})
+    def _observe(self, metrics: MetricSink, name: str, seconds: float) -> None:
+        metrics.record("histogram", name, round(seconds, 6), {}, "seconds")

@@ -10,8 +10,7 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from torchserve_openvino.serving.host.frontend_limits import most_response_bytes
-from torchserve_openvino.serving.requests.pieces import send_pieces
+from torchserve_openvino.serving.requests.messages import EVENT_STREAM, Request, Response
 from torchserve_openvino.serving.requests.response_body import check_length
 from torchserve_openvino.tasks.forms import Answer
 
@@ -58,12 +57,12 @@ class Events:
     """Sends server-sent events to one request of a batch, before the batch is answered.
 
     Args:
-        context: TorchServe's context.
-        index: The request's place in the batch.
+        request: The request.
+        most_bytes: The most that the host sends as one body; None if it has no limit.
     """
 
-    def __init__(self, context: Any, index: int) -> None:
-        self._context, self._place = context, index
+    def __init__(self, request: Request, most_bytes: int | None) -> None:
+        self._request, self._most_bytes = request, most_bytes
         self.begun = False
 
     def progress(self, number: int, count: int, step: int, steps: int) -> None:
@@ -78,10 +77,8 @@ class Events:
             PayloadTooLargeError: They are longer than what the host sends.
         """
         self.check(text)
-        if not self.begun:
-            self._context.set_response_content_type(self._place, "text/event-stream")
-            self.begun = True
-        send_pieces(self._context, {self._place: text})
+        self.begun = True
+        self._request.send(Response(text, EVENT_STREAM))
 
     def check(self, text: str) -> str:
         """Returns the last events, which the handler itself returns, if the host sends as much.
@@ -89,7 +86,7 @@ class Events:
         Raises:
             PayloadTooLargeError: They are longer.
         """
-        check_length(len(text), most_response_bytes(self._context))
+        check_length(len(text), self._most_bytes)
         return text
 
 

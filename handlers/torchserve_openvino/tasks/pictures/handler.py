@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ from torchserve_openvino.errors import (
     ItemError,
     ModelLoadError,
     NotExplainedError,
-    PayloadTooLargeError,
 )
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
@@ -21,12 +19,12 @@ from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
-from torchserve_openvino.serving.requests.batch_answer import explains, identified
-from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.messages import EVENT_STREAM, Request, Response
 from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
-from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, path_of, unknown_path
+from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, unknown_path
 from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
 from torchserve_openvino.tasks.pictures.parameters import (
     InputsRequest,
@@ -138,76 +136,61 @@ class ImageGenerator(TaskHandler):
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+    def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Answers the items of a batch one after another, each with its own status."""
         start = time.perf_counter()
         self._openvino.counters.add("items", len(items))
-        indices = range(len(items)) if owners is None else owners
-        answers = [
-            self._one(item, context, index, plain=owners is None) for item, index in zip(items, indices, strict=True)
-        ]
-        milliseconds = (time.perf_counter() - start) * 1e3
-        context.metrics.add_time("HandlerTime", round(milliseconds, 2), None, "ms", dimensions=[])
+        answers = [self._one(item, request) for item, request in zip(items, requests, strict=True)]
+        self.record_time("HandlerTime", start)
         return answers
 
-    def _one(self, item: Any, context: Any, index: int, *, plain: bool) -> Any:
-        """Answers one item; an error in it is its own.
-
-        Args:
-            item: The item.
-            context: TorchServe's context.
-            index: The request's index in the batch.
-            plain: Whether the request is the item, and not an envelope around several.
-        """
-        path = path_of(context, index) if plain else ""
-        events = Events(context, index)
-        try:
-            return self._checked(item, context, index, path, events, plain=plain)
-        except ItemError as error:
-            refused = error
-        except MemoryError:
-            refused = PayloadTooLargeError("this worker has not enough memory for this picture")
-        except Exception as error:
-            refused = server_fault(error)
+    def _one(self, item: Any, request: Request) -> Any:
+        """Answers one item; an error in it is its own."""
+        path = _path(request)
+        events = Events(request, self._openvino.most_bytes)
+        refused = isolated(lambda: self._checked(item, request, path, events))
+        if not isinstance(refused, ItemError):
+            return refused
         if events.begun:
             # The status is sent already, so the last event says what happened.
             self._openvino.counters.add(f"refused_{refused.status}")
-            return event("error", openai_error(refused)) + LAST_EVENT
+            return Response(event("error", openai_error(refused)) + LAST_EVENT, EVENT_STREAM)
         if path == _OPENAI:
-            self._openvino.counters.add(f"refused_{refused.status}")
-            context.set_response_status(refused.status, HTTPStatus(refused.status).phrase, index)
-            return identified(openai_error(refused), refused, context, index)
+            refused.form = openai_error
         return refused
 
-    def _checked(self, item: Any, context: Any, index: int, path: str, events: Events, *, plain: bool) -> Any:
-        if explains(context, index):
+    def _checked(self, item: Any, request: Request, path: str, events: Events) -> Any:
+        if request.explains:
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
             raise unknown_path(path, f"{_OPENAI}, and the model itself")
+        plain = request.envelope is None
         reader = read_openai if path == _OPENAI else read
         prompt, parameters = reader(_sent(item, plain=plain), self.limits.max_bytes)
-        request = self.limits.validate(prompt, parameters)
-        if request.stream and not (plain and context.get_request_header(index, "explain") is not None):
+        wish = self.limits.validate(prompt, parameters)
+        if wish.stream and not (plain and request.over_http):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
-        return self.watched(lambda: self._made(request, context, index, path, events, plain=plain))
+        return self.watched(lambda: self._made(wish, events, as_png=wish.png and plain and path != _OPENAI))
 
-    def _made(self, request: ImageRequest, context: Any, index: int, path: str, events: Events, *, plain: bool) -> Any:
+    def _made(self, wish: ImageRequest, events: Events, *, as_png: bool) -> Any:
         entries: list[dict[str, Any]] = []
-        count = len(request.seeds)
-        for number, seed in enumerate(request.seeds, 1):
-            on_step = (
-                (lambda step, steps, at=number: events.progress(at, count, step, steps)) if request.stream else None
-            )
-            data = png(self.maker.make(request.settings, seed, on_step), seed)
-            if request.png and plain and path != _OPENAI:
-                context.set_response_content_type(index, "image/png")
-                return data
+        count = len(wish.seeds)
+        for number, seed in enumerate(wish.seeds, 1):
+            on_step = (lambda step, steps, at=number: events.progress(at, count, step, steps)) if wish.stream else None
+            data = png(self.maker.make(wish.settings, seed, on_step), seed)
+            if as_png:
+                return Response(data, "image/png")
             entries.append(made(data, seed))
-            if request.stream and number < count:
+            if wish.stream and number < count:
                 events.send(event("completed", entries[-1]))
-        if request.stream:
-            return events.check(event("completed", entries[-1]) + LAST_EVENT)
+        if wish.stream:
+            return Response(events.check(event("completed", entries[-1]) + LAST_EVENT), EVENT_STREAM)
         return together(entries)
+
+
+def _path(request: Request) -> str:
+    """Returns the path below the model's URL; envelopes have none."""
+    return request.path if request.envelope is None else ""
 
 
 def _sent(item: Any, *, plain: bool) -> Any:

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
-from torchserve_openvino.serving.requests.batch_answer import AnswerList, identified
+from torchserve_openvino.serving.requests.batch_answer import AnswerList
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
-from torchserve_openvino.tasks.openai import openai_error, path_of
+from torchserve_openvino.tasks.openai import openai_error
 from torchserve_openvino.tasks.request_body import RequestBody
 from torchserve_openvino.tasks.speech import endpoints
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken, flattened
@@ -228,41 +228,35 @@ class Transcriber(RecordingHandler):
         """Transcribes one recording in eager PyTorch."""
         return self._eager.transcribe([value.sound], value.settings)
 
-    def _answered(self, items: list[Any], context: Any, owners: Sequence[int] | None = None) -> list[Any]:
+    def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Answers a batch: requests in OpenAI's form are transcribed together with others."""
-        if owners is not None:
-            return [_plain(answer) for answer in super()._answered(items, context, owners)]
         answers: list[Any] = [None] * len(items)
         forms: dict[int, endpoints.Form | None] = {}
         parameters: dict[int, Any] = {}
-        for index, item in enumerate(items):
-            path = path_of(context, index)
-            if not path:
+        for index, (item, request) in enumerate(zip(items, requests, strict=True)):
+            if request.envelope is not None or not request.path:
                 parameters[index] = item
                 continue
             try:
-                parameters[index], forms[index] = endpoints.read(item, path)
+                parameters[index], forms[index] = endpoints.read(item, request.path)
             except ItemError as error:
                 answers[index], forms[index] = error, None
-        transcripts = super()._answered(list(parameters.values()), context, list(parameters)) if parameters else []
-        for index, answer in zip(parameters, transcripts, strict=True):
-            answers[index] = answer
+        if parameters:
+            transcripts = super()._answered(list(parameters.values()), [requests[index] for index in parameters])
+            for index, answer in zip(parameters, transcripts, strict=True):
+                answers[index] = answer
         return [
-            self._sent(answer, context, index, forms[index]) if index in forms else _plain(answer)
-            for index, answer in enumerate(answers)
+            _in_form(answer, forms[index]) if index in forms else _plain(answer) for index, answer in enumerate(answers)
         ]
 
-    def _sent(self, answer: Any, context: Any, index: int, form: endpoints.Form | None) -> Any:
-        """Returns the body of an answer in OpenAI's form; sets its status and content type."""
-        if isinstance(answer, ItemError):
-            self._openvino.counters.add(f"refused_{answer.status}")
-            context.set_response_status(answer.status, HTTPStatus(answer.status).phrase, index)
-            context.set_response_content_type(index, "application/json")
-            return identified(openai_error(answer), answer, context, index)
-        assert form is not None
-        content, kind = endpoints.body(answer, form)
-        context.set_response_content_type(index, kind)
-        return content
+
+def _in_form(answer: Any, form: endpoints.Form | None) -> Any:
+    """Returns an answer or a refusal in OpenAI's form."""
+    if isinstance(answer, ItemError):
+        answer.form = openai_error
+        return answer
+    assert form is not None
+    return Response(*endpoints.body(answer, form))
 
 
 def _plain(answer: Any) -> Any:

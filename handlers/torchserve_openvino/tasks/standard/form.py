@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
+from torchserve_openvino.serving.requests.batch_answer import RefusalForm
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_path
@@ -196,9 +197,6 @@ def form_for(endpoints: Sequence[Endpoint], path: str, body: Any) -> type[Form] 
         raise unknown_path(path, f"{known}, and the model itself")
     # A task without standard forms never looked at what follows the version.
     return None
-
-
-RefusalForm = Callable[[ItemError], dict[str, Any]]
 
 
 def refusal_form(endpoints: Sequence[Endpoint], path: str) -> RefusalForm | None:

@@ -203,12 +203,11 @@ class TextHandler(HubHandler):
         """
         return text_of(part.input, part.form.field if part.form is not None else "inputs")
 
-    def together(self, values: list[Part], context: Any) -> list[Rows | ItemError]:
+    def together(self, values: list[Part]) -> list[Rows | ItemError]:
         """Tokenises all inputs of a batch at once."""
         start = time.perf_counter()
         tokenized = self.encoded(values) if values else []
-        milliseconds = (time.perf_counter() - start) * 1e3
-        context.metrics.add_time("TokenizerTime", round(milliseconds, 3), None, "ms", dimensions=[])
+        self.record_time("TokenizerTime", start)
         return tokenized
 
     def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:

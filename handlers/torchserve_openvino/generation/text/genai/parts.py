@@ -157,16 +157,16 @@ class LongPrompts:
         Returns:
             Whether it is gone, or will be after a step; None if it is not here.
         """
-        for place, add in enumerate(self._waiting):
+        for index, add in enumerate(self._waiting):
             if add.number == number:
-                if place == 0 and self._part is not None:
+                if index == 0 and self._part is not None:
                     # A page that is half computed would stay in the cache.
                     self._part.cancelled = True
                     return False
-                if place == 0:
+                if index == 0:
                     self._next()
                 else:
-                    del self._waiting[place]
+                    del self._waiting[index]
                 return True
         return None
 

@@ -1,10 +1,13 @@
 """A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
+
+from torchserve_openvino.errors import ItemError
+from torchserve_openvino.serving.requests.messages import Request, Response
 
 
 @dataclass
@@ -60,13 +63,9 @@ class Context:
         metrics: Takes metrics, as TorchServe's cache does.
 
     Attributes:
-        send_piece: Sends a piece of the answer to the request at a place, before the call ends.
-        arrived: When each request came, in seconds since 1970; 0 where that is not known.
         workers: Workers of the model on this machine; None if the host does not know.
-        is_gone: Returns True if the client of the request at a place has hung up.
     """
 
-    arrived: Sequence[float] | None = None
     workers: int | None = None
 
     def __init__(
@@ -82,24 +81,20 @@ class Context:
         self.request_ids: dict[int, str] | None = None
         self.request_processor: list[Headers] | None = None
         self.stopping_criteria: Any = None
-        self.send_piece: Callable[[int, Any], None] = _dropped
-        self.is_gone: Callable[[int], bool] = _stays
 
-    def for_requests(
-        self, ids: Sequence[str], headers: Sequence[Mapping[str, str]], send_piece: Callable[[int, Any], None]
-    ) -> "Context":
+    def for_requests(self, requests: Sequence[Request]) -> "Context":
         """Returns the context of one call with these requests."""
         context = Context.__new__(Context)
         context.__dict__.update(self.__dict__)
-        context.request_ids = dict(enumerate(ids))
+        context.request_ids = {index: request.id for index, request in enumerate(requests)}
         # As TorchServe's REST API sets it: each request can have a status of its own.
-        context.request_processor = [Headers({"explain": "False", **each}) for each in headers]
-        context.stopping_criteria, context.send_piece = None, send_piece
+        context.request_processor = [Headers({"explain": "False", **request.headers}) for request in requests]
+        context.stopping_criteria = None
         return context
 
-    def _of(self, place: int) -> Headers:
+    def _of(self, index: int) -> Headers:
         assert self.request_processor is not None, "outside of a call there are no requests"
-        return self.request_processor[place]
+        return self.request_processor[index]
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """Returns a request's id."""
@@ -144,23 +139,45 @@ class Context:
         self._of(idx).add_response_property(key, value)
 
 
-def _dropped(place: int, piece: Any) -> None:
-    """Outside of a call nobody waits for pieces."""
+def context_of(context: Any, requests: Sequence[Request]) -> Any:
+    """Returns the context with which a user's handler answers requests: TorchServe's own, elsewhere a new one.
 
-
-def _stays(place: int) -> bool:
-    """Returns False: a host that does not see clients hang up answers all."""
-    return False
-
-
-def encoded(body: Any) -> tuple[bytes, str]:
-    """Returns what is sent for a body, and its type where none is set; as TorchServe encodes it.
-
-    Raises:
-        TypeError: The body is neither bytes, text nor JSON.
+    Args:
+        context: The handler's.
+        requests: The requests of its items.
     """
-    if isinstance(body, (bytes, bytearray)):
-        return bytes(body), "application/octet-stream"
-    if isinstance(body, str):
-        return body.encode(), "text/plain; charset=utf-8"
-    return json.dumps(body, indent=2).encode(), "application/json"
+    return context.for_requests(requests) if isinstance(context, Context) else context
+
+
+def with_own_headers(answers: Sequence[Any], context: Any) -> list[Any]:
+    """Returns the answers of a user's handler with the statuses and types that it set in its context."""
+    if not isinstance(context, Context):
+        # TorchServe reads them there.
+        return list(answers)
+    return [
+        answer
+        if isinstance(answer, ItemError)
+        else Response(answer, context.get_response_content_type(index) or "", context.get_response_status(index)[0])
+        for index, answer in enumerate(answers)
+    ]
+
+
+@contextmanager
+def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
+    """Restricts the context that a handler sees to some requests of a batch, numbered from 0.
+
+    Args:
+        context: TorchServe's context.
+        positions: Positions of these requests in the batch.
+        count: How many items the batch has; if one request holds several, nothing is changed.
+    """
+    processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
+    if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
+        yield
+        return
+    context.request_processor = [processors[position] for position in positions]
+    context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
+    try:
+        yield
+    finally:
+        context.request_processor, context.request_ids = processors, ids

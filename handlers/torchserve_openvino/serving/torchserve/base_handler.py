@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.errors import NotExplainedError
-from torchserve_openvino.serving.host.names import LABELS, read_labels
+from torchserve_openvino.serving.loading.labels import LABELS, read_labels
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.serving.base import BaseHandler
 from torchserve_openvino.serving.loading.wrapped import wrapped_class
 from torchserve_openvino.serving.method_compiler import MethodCompiler
-from torchserve_openvino.serving.requests.envelopes import take_over
+from torchserve_openvino.serving.torchserve.base import BaseHandler
+from torchserve_openvino.serving.torchserve.calls import answered_call
+from torchserve_openvino.serving.torchserve.envelope_classes import take_over
 from torchserve_openvino.serving.worker.worker import Worker
 
 # Methods that TorchServe calls from outside, and that this package has to enter first.
@@ -55,11 +56,11 @@ class HandlerBase(BaseHandler, metaclass=_HandlerType):
         with self._openvino.without_pt2(context):
             super().initialize(context)
 
-    def handle(self, data: list[dict[str, Any]], context: Any) -> list[Any]:
+    def handle(self, data: list[dict[str, Any]], context: Any) -> Any:
         """Answers a batch of requests by the handler's own steps, then sends the metrics that changed."""
         if self._openvino.is_answering:
             return super().handle(data, context)
-        return self._openvino.handle(data, context)
+        return answered_call(self._openvino, data, context)
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """Runs the handler's explanations on the eager model: they hook into its layers and need gradients.

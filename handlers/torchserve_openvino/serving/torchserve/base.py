@@ -33,7 +33,7 @@ try:
     if TYPE_CHECKING or HAS_TORCHSERVE:
         from ts.torch_handler.base_handler import BaseHandler
     else:
-        from torchserve_openvino.serving.host.base_handler import BaseHandler
+        from torchserve_openvino.serving.torchserve.base_handler import BaseHandler
 finally:
     _logger.removeFilter(_keep)
     if _before is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from torchserve_openvino.serving.host.context import Context
+from torchserve_openvino.serving.torchserve.context import Context
 
 logger = logging.getLogger(__name__)
 
