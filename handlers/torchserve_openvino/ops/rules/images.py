@@ -16,7 +16,6 @@ from torchserve_openvino.ops.names import arguments_of, first_input, value_of
 from torchserve_openvino.ops.opaque_ops import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
 from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
 from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
-from torchserve_openvino.ops.resizing import by_axes
 
 aten = torch.ops.aten
 
@@ -148,6 +147,23 @@ def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
     return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
 
 
+def _interpolate(packet: Any) -> Callable[..., Any]:
+    """Decomposes resizing to a size of 1: OpenVINO takes the first value along that dimension, torch the middle."""
+
+    def decomposed(x: Tensor, output_size: list[int], align_corners: bool, *factors: Any) -> Tensor:
+        if 1 not in output_size:
+            return NotImplemented
+        return torch._decomp.decomposition_table[packet.default](x, output_size, align_corners, *factors)
+
+    return decomposed
+
+
+for _packet in (
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d, aten.upsample_bicubic2d,
+):  # fmt: skip
+    declare(Rule(decompose=_interpolate(_packet)), _packet.default)
+
+
 def _spatial(x: Output) -> list[int]:
     return [int(dimension.get_length()) for dimension in list(x.get_partial_shape())[2:]]
 
@@ -257,14 +273,14 @@ def _smooth(mode: str) -> Callable[..., Any]:
 
 def _apart(op: Any) -> Callable[..., Any]:
     """Decomposes what is not converted whole, where torch keeps the operator (torch.export)."""
-    resize = by_axes(op)
 
     def decomposed(x: Tensor, output_size: list[int] | None, *options: Any) -> Tensor:
         factors = options[-1]
         if resizes_whole(x, output_size, factors) or has_open_sizes(x, output_size, factors):
             return NotImplemented
         sizes = new_sizes(x.shape[2:], output_size, factors)
-        return resize(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
+        default = torch._decomp.decomposition_table[op.overloadpacket.default]
+        return default(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
 
     return decomposed
 
@@ -283,8 +299,6 @@ for _op in RESIZERS:
     _mode = "cubic" if "cubic" in _name else "linear_onnx"
     _convert = _nearest(exact="exact" in _name) if "nearest" in _name else _smooth(_mode)
     declare(Rule(convert=_convert, decompose=_apart(_op), limit=_not_whole), _op)
-    # OpenVINO's own conversion takes the first value along a dimension that gets a size of 1; torch takes the middle.
-    declare(Rule(decompose=by_axes(_op)), _op.overloadpacket.default)
 
 
 # --- regions ------------------------------------------------------------------------------------------------------
