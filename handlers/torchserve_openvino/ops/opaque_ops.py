@@ -20,7 +20,6 @@ from torch import Tensor, library
 from torch.fx import Graph
 
 from torchserve_openvino.ops.memory_order import example_strides
-from torchserve_openvino.ops.resizing import by_axes
 
 aten = torch.ops.aten
 _LIBRARY = library.Library("openvino_kept", "DEF")
@@ -171,30 +170,16 @@ def _is_channels_last(x: Tensor) -> bool:
     return True
 
 
-def _format_of_resized(x: Tensor) -> torch.memory_format:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return formats[x.dim()] if _is_channels_last(x) else torch.contiguous_format
-
-
 def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    memory_format = formats[x.dim()] if _is_channels_last(x) else torch.contiguous_format
     sizes = new_sizes(x.shape[2:], output_size, options[-1])
-    return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=_format_of_resized(x))
+    return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
-def _resized(op: Any, opaque: Any) -> Callable[..., Any]:
-    """Makes what is traced in place of a resizing: one operator if possible, otherwise one axis after the other."""
-    resize = by_axes(op)
-
+def _where_whole(opaque: Any) -> Callable[..., Any]:
     def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
-        factors = options[-1]
-        if resizes_whole(x, output_size, factors):
-            return opaque(x, output_size, *options)
-        if x.dtype not in _FLOATS or not has_open_sizes(x, output_size, factors) or 0 in x.shape:
-            return NotImplemented
-        # torch's own count of the new sizes, which fixes no size (upsample_compute_output_size).
-        sizes = output_size or [torch.sym_int(size * by) for size, by in zip(x.shape[2:], factors, strict=True)]
-        found = resize(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
-        return found.contiguous(memory_format=_format_of_resized(x))
+        return opaque(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
 
     return call
 
@@ -238,7 +223,7 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
 
 # Maps each operator to what is traced in its place.
 OPAQUE_OPS = {op: OpaqueOp(_without_idle_dropout(opaque)) for op, opaque in _RECURRENT.items()} | {
-    op: OpaqueOp(_resized(op, opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
+    op: OpaqueOp(_where_whole(opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
 }
 OPAQUE_OPS[aten.multilabel_margin_loss_forward.default] = OpaqueOp(multilabel_margin_loss)
 _ORIGINALS = {opaque: op for op, opaque in (_RECURRENT | _RESIZERS).items()}
