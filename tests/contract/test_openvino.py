@@ -420,6 +420,35 @@ def test_reductions_of_nothing() -> None:
         assert compiled([np.zeros(0, dtype=np.int32)])[0] == expected
 
 
+@pytest.mark.parametrize("length", [20, -1])
+def test_embedding_bags_with_weights_of_an_open_length_do_not_compile(length) -> None:
+    """Why `ops/rules/embedding_bag.py` looks these rows up first."""
+    table = ops.constant(np.ones((100, 8), np.float32))
+    parameters = [
+        ops.parameter([length], np.int64), ops.parameter([4], np.int64), ops.parameter([length], np.float32),
+    ]  # fmt: skip
+    indices, starts, weights = parameters
+    bags = ops.embedding_bag_offsets(table, indices, starts, reduction="sum", per_sample_weights=weights)
+    model = ov.Model([bags], parameters)
+    if length > 0:
+        CORE.compile_model(model, "CPU", F32)
+    else:
+        with pytest.raises(RuntimeError, match="to_shape was called on a dynamic shape"):
+            CORE.compile_model(model, "CPU", F32)
+
+
+def test_a_scatter_of_rows_takes_the_maximum_of_rows_with_the_same_index() -> None:
+    """However many threads: embedding bags rely on it."""
+    index, rows = np.random.randint(0, 2, (50_000, 1)), np.random.randn(50_000, 16).astype(np.float32)
+    empty = np.full((2, 16), -np.inf, np.float32)
+    parameters = [ops.parameter([-1, 1], np.int64), ops.parameter([-1, 16], np.float32)]
+    model = ov.Model([ops.scatter_nd_update(ops.constant(empty), *parameters, "max")], parameters)
+    compiled = CORE.compile_model(model, "CPU", {**F32, "INFERENCE_NUM_THREADS": 8})
+    np.maximum.at(empty, index[:, 0], rows)
+    for _ in range(5):
+        assert np.array_equal(compiled([index, rows])[0], empty)
+
+
 def test_data_of_a_bfloat16_constant_are_other_numbers() -> None:
     """Why `array_of` does not use it."""
     constant = ov.op.Constant(ov.Type.bf16, ov.Shape([1]), [-1.0])

@@ -357,7 +357,7 @@ def test_a_handler_can_end_its_worker_in_the_middle_of_a_call():
 
 
 def test_base_handler_imports_the_stock_backend_and_ours_does_not():
-    """Why `serving/base.py` imports BaseHandler without it: this saves each worker the import of Dynamo."""
+    """Why `serving/torchserve/base.py` imports BaseHandler without it: this saves each worker the import of Dynamo."""
     assert "import openvino.torch" in inspect.getsource(sys.modules[BaseHandler.__module__])
     code = "import torchserve_openvino.tasks.tensor, sys; print('torch._dynamo' in sys.modules)"
     said = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)

@@ -35,6 +35,7 @@ def test_benchmark_call(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_benchmark_layers(tmp_path: Path) -> None:
     figures = tmp_path / "layers.json"
+    assert "times slower" in run("benchmarks/operators.py", "--only", "add", "--turns", "2")
     assert "times faster" in run("benchmarks/layers.py", "--only", "bags", "--rounds", "2", "--json", str(figures))
     layers = json.loads(figures.read_text())["layers"]
     assert len(layers) == 3 and all(layer["coverage"] == 1 and layer["ratio"] > 0 for layer in layers)

@@ -11,6 +11,7 @@ from torch.fx import Graph
 from torchserve_openvino.passes.fx.checks import add_checks
 from torchserve_openvino.passes.fx.closed_rows import zero_closed_rows
 from torchserve_openvino.passes.fx.comparisons import mirror_comparisons
+from torchserve_openvino.passes.fx.complex_parts import take_parts
 from torchserve_openvino.passes.fx.constants import insert_constants
 from torchserve_openvino.passes.fx.empty_tensors import remove_empty_operands
 from torchserve_openvino.passes.fx.float_counts import name_dtype_of_counts
@@ -45,6 +46,7 @@ FX_PASSES: tuple[Pass[Graph], ...] = (
     Pass(drop_checks, "graph"),
     Pass(restore_operators, "graph"),
     Pass(join_complex_pairs, "graph"),
+    Pass(take_parts, "graph"),
     Pass(drop_round_trips, "graph"),
     Pass(remove_empty_operands, "graph"),
     Pass(mark_closed, "graph"),

@@ -17,6 +17,7 @@ from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.observation.observe import Call
+from torchserve_openvino.serving.placement import Placements
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
@@ -180,10 +181,19 @@ class Preparation:
             self._admission.note_skipped(prepared.report, type(self._eager).__name__)
         else:
             prepared = self._verified(prepared, resolved, is_last)
-        slower.step_aside(prepared, self._section, self._admission.times)
+        stored = None if resolved is None else partial(self._placements, resolved)
+        slower.step_aside(prepared, self._section, self._admission.times, stored)
         if self._shapes.inputs is not None:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared
+
+    def _placements(
+        self, resolved: ResolvedOptions, compiled: CompiledModule, cases: Sequence[str], may_leave: bool
+    ) -> Placements:
+        """Opens what was decided before on where the compiled model's partitions and calls run."""
+        directory = resolved.options.cache_dir if resolved.options.model_caching else None
+        store = open_cache(directory, self._compilation.cache_settings())
+        return Placements(store, self._eager, compiled, resolved, cases, may_leave)
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
         """Compiles the model again, with one graph for each shape, because fewer graphs have a flaw."""

@@ -2,13 +2,14 @@
 
 Verification calls each case both ways, and its times show which cases are clearly faster on OpenVINO. In the others,
 each partition is timed against eager PyTorch on the arguments of a call, in pairs, and then the whole call. Where eager
-is faster by `MIN_GAIN` with the confidence of `precision.sure_median`, the partition or the call steps aside.
+is faster by `MIN_GAIN` with the confidence of `precision.sure_median`, the partition or the call steps aside. The cache
+keeps what was decided (`placement.py`).
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
+from torchserve_openvino.serving.placement import Placement, Placements, SlowerThere
 from torchserve_openvino.serving.precision import LEAST_PAIRS, paired_seconds, seconds_of, sure_median
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
 from torchserve_openvino.serving.verification.times import CaseTimes
@@ -31,7 +33,11 @@ MIN_SECONDS = 0.5e-3
 # Time after which a few pairs are enough for one partition.
 _ENOUGH = 0.2
 
+# Name of a whole call in the report.
+_MODEL = "the model"
+
 _Call = tuple[Any, ...]
+Open = Callable[[CompiledModule, Sequence[str], bool], Placements]
 
 
 @dataclass
@@ -49,7 +55,9 @@ class _Uses:
     is_alone: bool = True
 
 
-def step_aside(prepared: Prepared, section: OpenVINOSection, times: Mapping[str, CaseTimes]) -> None:
+def step_aside(
+    prepared: Prepared, section: OpenVINOSection, times: Mapping[str, CaseTimes], stored: Open | None = None
+) -> None:
     """Lets eager PyTorch run what it computes faster, as far as the policy allows it.
 
     Partitions of calls that run several come first, in half of the time. A case that is still slower then runs in the
@@ -60,14 +68,26 @@ def step_aside(prepared: Prepared, section: OpenVINOSection, times: Mapping[str,
         prepared: The model, whose cases have run.
         section: ``handler.openvino``.
         times: Times of the cases, by name; a case without is taken for slow.
+        stored: Opens what other workers and earlier starts decided, which is measured only once; takes the compiled
+            model, names of its cases, and whether partitions may leave OpenVINO. None to keep nothing.
     """
     compiled = prepared.model.compiled
-    slow = [case for case in prepared.cases if not is_fast_enough(times.get(case.name))]
-    if isinstance(compiled, CompiledModule) and compiled.running and slow:
-        _Placement(prepared, compiled, section).run(slow)
+    if not isinstance(compiled, CompiledModule) or not compiled.running or not prepared.cases:
+        return
+    decision = _Decision(prepared, compiled, section)
+    placements = None
+    if stored is not None:
+        placements = stored(compiled, [case.name for case in prepared.cases], not _forbidden(section))
+    with placements.lock() if placements is not None else nullcontext():
+        if placements is not None and (placement := placements.load()) is not None:
+            decision.apply(placement)
+            return
+        placement = decision.measure([case for case in prepared.cases if not is_fast_enough(times.get(case.name))])
+        if placements is not None:
+            placements.save(placement)
 
 
-class _Placement:
+class _Decision:
     """Decides for one model.
 
     Args:
@@ -79,10 +99,12 @@ class _Placement:
     def __init__(self, prepared: Prepared, compiled: CompiledModule, section: OpenVINOSection) -> None:
         self._prepared, self._compiled, self._forbidden = prepared, compiled, _forbidden(section)
         self._tracker = prepared.report.tracker
-        self._untimed: list[str] = []
+        self._placement = Placement()
 
-    def run(self, slow: Sequence[Case]) -> None:
+    def measure(self, slow: Sequence[Case]) -> Placement:
         """Times the partitions of the cases that may be slower, then these cases as a whole."""
+        if not slow:
+            return self._placement
         start = time.perf_counter()
         uses = _uses(self._prepared, self._compiled.running, slow)
         for partition, use in uses.items():
@@ -90,14 +112,43 @@ class _Placement:
                 self._try_partition(partition, use, start + BUDGET_SECONDS / 2)
         in_eager = {case.name for case in slow if self._try_case(case, start + BUDGET_SECONDS)}
         for partition, use in uses.items():
-            # A partition that no other call uses does not run on OpenVINO any more.
             if not use.is_fast and all(case.name in in_eager for case, _ in use.calls):
-                self._compiled.running[partition].record.runs_on = "eager"
-        if self._untimed:
+                self._placement.unused.append(self._compiled.running[partition].name)
+        self._note_unused_and_untimed(self._placement)
+        return self._placement
+
+    def apply(self, placement: Placement) -> None:
+        """Does what was decided before."""
+        partitions = {running.name: partition for partition, running in self._compiled.running.items()}
+        for slower in placement.partitions:
+            partition = partitions.get(slower.name)
+            if partition is not None and self._may_leave(slower.name, slower):
+                self._leave(partition)
+        cases = {case.name: case for case in self._prepared.cases}
+        for slower in placement.calls:
+            if slower.name in cases and self._may_leave(_MODEL, slower):
+                self._leave_case(cases[slower.name])
+        self._note_unused_and_untimed(placement)
+
+    def _note_unused_and_untimed(self, placement: Placement) -> None:
+        for running in self._compiled.running.values():
+            # A partition that no other call uses does not run on OpenVINO any more.
+            if running.name in placement.unused and not self._forbidden:
+                running.record.runs_on = "eager"
+        if placement.untimed:
             self._tracker.add_note(
                 f"not clearly faster on OpenVINO, and not timed against eager PyTorch because the {BUDGET_SECONDS:g} s "
-                f"for it were over: {', '.join(self._untimed)}"
+                f"for it were over: {', '.join(placement.untimed)}"
             )
+
+    def _leave(self, partition: GuardedPartition) -> None:
+        partition.step_aside()
+        self._compiled.running[partition].record.runs_on = "eager"
+
+    def _leave_case(self, case: Case) -> bool:
+        args, kwargs = case.inputs
+        with case.modes.on():
+            return self._compiled.step_aside(*args, **kwargs)
 
     def _try_partition(self, partition: GuardedPartition, use: _Uses, deadline: float) -> None:
         def on_openvino() -> None:
@@ -110,15 +161,15 @@ class _Placement:
                 with case.modes.on():
                     partition.eagerly(args)
 
-        running = self._compiled.running[partition]
-        names = ", ".join(case.name for case, _ in use.calls)
-        if self._is_slower(running.name, names, on_openvino, in_eager, deadline):
-            partition.step_aside()
-            running.record.runs_on = "eager"
+        name, cases = self._compiled.running[partition].name, ", ".join(case.name for case, _ in use.calls)
+        slower = self._timed(name, name, cases, on_openvino, in_eager, deadline)
+        if slower is not None:
+            self._placement.partitions.append(slower)
+            if self._may_leave(name, slower):
+                self._leave(partition)
 
     def _try_case(self, case: Case, deadline: float) -> bool:
         """Returns True if the case runs in the eager model from now on."""
-        args, kwargs = case.inputs
         if not case.compiled_shape:
             # It may be padded or split before the compiled model is called.
             return False
@@ -129,40 +180,49 @@ class _Placement:
         def in_eager() -> None:
             run_case(self._compiled.eager, self._compiled.eager, case)
 
-        if not self._is_slower("the model", case.name, on_openvino, in_eager, deadline):
+        slower = self._timed(_MODEL, case.name, case.name, on_openvino, in_eager, deadline)
+        if slower is None:
             return False
-        with case.modes.on():
-            return self._compiled.step_aside(*args, **kwargs)
+        self._placement.calls.append(slower)
+        return self._may_leave(_MODEL, slower) and self._leave_case(case)
 
-    def _is_slower(
-        self, name: str, cases: str, on_openvino: Callable[[], None], in_eager: Callable[[], None], deadline: float
-    ) -> bool:
-        """Returns True if OpenVINO is slower for sure and may be left, which is counted."""
+    def _timed(
+        self, label: str, name: str, cases: str, on_openvino: Callable[[], None], in_eager: Callable[[], None],
+        deadline: float,
+    ) -> SlowerThere | None:  # fmt: skip
+        """Returns both times if OpenVINO is slower for sure."""
         if time.perf_counter() >= deadline:
-            self._untimed.append(f"{name} ({cases})")
-            return False
+            self._placement.untimed.append(f"{label} ({cases})")
+            return None
         # Lowered graphs of cached calls are decoded at their first call.
         in_eager()
         cost = seconds_of(on_openvino) + seconds_of(in_eager)
         left = deadline - time.perf_counter()
         pairs = paired_seconds(on_openvino, in_eager, left, _ENOUGH) if LEAST_PAIRS * cost <= left else []
         if len(pairs) < LEAST_PAIRS:
-            self._untimed.append(f"{name} ({cases})")
-            return False
+            self._placement.untimed.append(f"{label} ({cases})")
+            return None
         # The shortest times as well: on a busy machine, threads that wait for each other make most calls of OpenVINO
         # long, and a small model would leave it because of its neighbors.
         openvino, eager = map(min, zip(*pairs, strict=True))
         certain = sure_median([first / second for first, second in pairs]) >= MIN_GAIN and openvino >= MIN_GAIN * eager
         if not certain or openvino - eager < MIN_SECONDS:
-            return False
-        reason = f"OpenVINO took {openvino * 1e3:.3g} ms at least, and eager PyTorch {eager * 1e3:.3g} ms, at {cases}"
+            return None
+        return SlowerThere(name=name, cases=cases, openvino=openvino, eager=eager)
+
+    def _may_leave(self, label: str, slower: SlowerThere) -> bool:
+        """Returns True if something slower may leave OpenVINO, which is counted; otherwise the report notes it."""
+        reason = (
+            f"OpenVINO took {slower.openvino * 1e3:.3g} ms at least, and eager PyTorch {slower.eager * 1e3:.3g} ms, "
+            f"at {slower.cases}"
+        )
         if self._forbidden:
             self._tracker.add_note(
-                f"{name} stays on OpenVINO, although it is slower there ({reason}): {self._forbidden}"
+                f"{label} stays on OpenVINO, although it is slower there ({reason}): {self._forbidden}"
             )
             return False
-        if self._tracker.add_fallback("slower", name, reason=reason):
-            logger.warning("Fallback: %s runs in eager PyTorch (slower: %s)", name, reason)
+        if self._tracker.add_fallback("slower", label, reason=reason):
+            logger.warning("Fallback: %s runs in eager PyTorch (slower: %s)", label, reason)
         return True
 
 

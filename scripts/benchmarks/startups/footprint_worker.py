@@ -48,10 +48,10 @@ def watch(clock: Clock) -> None:
     import openvino as ov
 
     from torchserve_openvino.serving import models, prepare, slower
-    from torchserve_openvino.serving.base import BaseHandler
     from torchserve_openvino.serving.compilation import Compilation
     from torchserve_openvino.serving.loading import hub
     from torchserve_openvino.serving.shapes import one_graph
+    from torchserve_openvino.serving.torchserve.base import BaseHandler
     from torchserve_openvino.serving.verification.admission import Admission
 
     for owner, method, phase in (
@@ -91,7 +91,7 @@ def worker(archive: Path, request: Path | None) -> None:
     step("+ OpenVINO")
     with clock.phase("import this package"):
         from torchserve_openvino.hosts.core import Host, row_of
-        from torchserve_openvino.hosts.messages import Request
+        from torchserve_openvino.serving.requests.messages import Request
     step("+ this package")
     watch(clock)
     with clock.phase("everything else"):
@@ -102,7 +102,7 @@ def worker(archive: Path, request: Path | None) -> None:
     if request is not None:
         before = set(sys.modules)
         message = Request(id="1", row=row_of(request.read_bytes(), "application/octet-stream", {}), headers={})
-        (answer,) = host.answer([message], lambda *_: None)
+        (answer,) = host.answer([message])
         assert answer.status == 200, answer
         step("first request")
         facts["imported by the first request"] = sorted(set(sys.modules) - before)

@@ -14,7 +14,7 @@ from hub_audio_models import audio_model
 from hub_models import text_model
 from hub_vision_models import vision_model
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
-from torchserve_openvino.serving.host.names import own_classes
+from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.tasks.catalog import TASKS
 
 ENTRYPOINTS = torchserve_openvino.entrypoints

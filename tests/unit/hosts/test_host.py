@@ -62,10 +62,10 @@ WARM = """
 import sys
 from pathlib import Path
 from torchserve_openvino.hosts.core import Host
-from torchserve_openvino.hosts.messages import Request
+from torchserve_openvino.serving.requests.messages import Request
 host = Host(Path(sys.argv[1]), lambda *_: None)
 before = set(sys.modules)
-(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})], lambda *_: None)
+(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
 assert answer.status == 200, answer
 assert host.describe()["cache"]["traces"] == 0, host.describe()["cache"]
 print("tracing:", [name for name in ("torch._dynamo", "torch._inductor", "sympy", "networkx") if name in sys.modules])

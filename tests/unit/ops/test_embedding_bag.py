@@ -128,6 +128,87 @@ def test_gradients() -> None:
     assert any("only gradients need" in each.reason for each in compiled.report.fallbacks)
 
 
+ROWS, WIDTH = 5_000, 64
+
+
+def _unequal(bags: int, most: int) -> tuple[Tensor, Tensor]:
+    """Returns indices and offsets of bags of up to so many rows, some empty, also the first and the last."""
+    lengths = torch.randint(0, most, (bags,))
+    lengths[[0, 7, -1]] = 0
+    starts = lengths.cumsum(0) - lengths
+    indices = torch.randint(0, ROWS, (int(lengths.sum()),))
+    indices[::5] = 2
+    return indices, starts
+
+
+def _with_row_2(table: nn.EmbeddingBag, values: str) -> nn.EmbeddingBag:
+    with torch.no_grad():
+        table.weight[2] = {"zeros": 0.0, "numbers": 3.0, "infinite": float("inf")}[values]
+    return table.eval()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("values", ["zeros", "numbers", "infinite"])
+@each_mode
+@pytest.mark.quick(dynamic=[True], values=["numbers"])
+def test_large_bags_with_padding(mode: str, values: str, dynamic: bool) -> None:
+    """Nothing, a weight or a replaced row keeps the padding out, depending on its values."""
+    table = _with_row_2(nn.EmbeddingBag(ROWS, WIDTH, mode=mode, padding_idx=2), values)
+    compiled = check(table, *_unequal(64, 40), dynamic=dynamic)
+    if dynamic:
+        check(table, *_unequal(33, 90), compiled=compiled)
+    check(table, torch.randint(0, 6, (64, 20)), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("values", ["zeros", "numbers", "infinite"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.quick(values=["zeros", "infinite"])
+def test_weights_of_any_length(values: str, dynamic: bool) -> None:
+    """OpenVINO does not compile its own operators with weights of an open length."""
+    for padding in (None, 2):
+        table = _with_row_2(nn.EmbeddingBag(ROWS, WIDTH, mode="sum", padding_idx=padding), values)
+        indices, starts = _unequal(64, 40)
+        if padding is None and values == "infinite":
+            indices[indices == 2] = 3
+        compiled = check(table, indices, starts, per_sample_weights=torch.rand(len(indices)), dynamic=dynamic)
+        if dynamic:
+            indices, starts = _unequal(64, 41)
+            indices[indices == 2] = 3
+            check(table, indices, starts, per_sample_weights=torch.rand(len(indices)), compiled=compiled)
+        check(table, torch.randint(3, 9, (64, 20)), per_sample_weights=torch.rand(64, 20), dynamic=dynamic)
+
+
+def test_a_padding_row_that_changes_is_noticed() -> None:
+    """The conversion depends on the values of that row."""
+    table = _with_row_2(nn.EmbeddingBag(ROWS, WIDTH, mode="sum", padding_idx=2), "zeros")
+    args = _unequal(64, 40)
+    compiled = check(table, *args)
+    _with_row_2(table, "numbers")
+    with torch.no_grad():
+        assert_same(compiled(*args), table(*args))
+
+
+@each_mode
+def test_in_bfloat16_precision(mode: str) -> None:
+    table = nn.EmbeddingBag(ROWS, WIDTH, mode=mode, padding_idx=2).eval()
+    args = _unequal(64, 600)
+    compiled = tov.compile(table, options={"precision": "bf16"})
+    with torch.no_grad():
+        found, expected = compiled(*args), table(*args)
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallbacks
+    assert (found - expected).abs().max() <= 2**-7 * expected.abs().max()
+
+
+def test_one_bag_that_all_threads_would_write_to() -> None:
+    """The maximum is a scatter, in which several rows go to the same bag."""
+    table = nn.EmbeddingBag(ROWS, WIDTH, mode="max").eval()
+    compiled = tov.compile(table, options={"config": {"INFERENCE_NUM_THREADS": 8}})
+    indices, starts = torch.randint(0, ROWS, (20_000,)), I([0, 1])
+    with torch.no_grad():
+        for _ in range(5):
+            assert_same(compiled(indices, starts), table(indices, starts))
+
+
 @pytest.mark.parametrize("backend", ["openvino_ts", "export"])
 @each_mode
 def test_other_backends(backend: str, mode: str) -> None:

@@ -148,6 +148,96 @@ TRANSFORMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def _kinds(compiled: tov.CompiledModule) -> set[str]:
+    """Returns the types of the kernels that a compiled model runs."""
+    return {
+        node.get_rt_info()["layerType"].value
+        if hasattr(node.get_rt_info()["layerType"], "value")
+        else str(node.get_rt_info()["layerType"])
+        for partition in compiled.running
+        if partition.compiled is not None
+        for node in partition.compiled.compiled.get_runtime_model().get_ops()
+    }
+
+
+ONE_PART: dict[str, Callable[[Tensor], Tensor]] = {
+    "power": lambda x: spectrum(x).abs().pow(2) + 1,
+    "FNet": lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real * 2,
+    "moved": lambda x: swapped(torch.fft.rfft(x.unflatten(-1, (20, 20)))).imag * 2,
+    "negative": lambda x: (-torch.fft.rfft(x)).real * 2,
+    "a view": lambda x: torch.fft.rfft(x.unflatten(-1, (20, 20))).reshape(len(x), -1).real * 2,
+    "a copy": lambda x: torch.fft.rfft(x).clone().real * 2,
+}
+
+
+@pytest.mark.parametrize("name", ONE_PART)
+def test_parts_of_complex_numbers_are_not_joined_and_taken_apart(name: str) -> None:
+    compiled = check(ONE_PART[name], torch.randn(2, 400), strides=False)
+    assert not {"Concat", "Concatenation", "DFT", "RDFT"} & _kinds(compiled) or name == "FNet"
+    assert "DFT" not in _kinds(compiled)
+
+
+def test_parts_that_are_returned_are_memory_of_their_own() -> None:
+    """A part is a tensor of the caller's, which is not what eager PyTorch returns."""
+
+    def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pairs = torch.stack([x * 1, y], -1)
+        return pairs[..., 1], pairs.permute(1, 0, 2)[..., 1].unsqueeze(0), pairs[..., 1] * 2
+
+    x, y = torch.randn(3, 5), torch.randn(3, 5)
+    compiled = check(model, x, y, strides=False)
+    with torch.no_grad():
+        first, second, _ = compiled(x, y)
+    before = y.clone()
+    first.zero_(), second.zero_()
+    assert torch.equal(y, before)
+
+
+def test_parts_that_are_joined_in_another_type_keep_it() -> None:
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([x, y], -1)[..., 0] / 2
+
+    compiled = tov.compile(model, options={"min_partition_us": 0})
+    with torch.no_grad():
+        args = torch.arange(6, dtype=torch.float16), torch.randn(6)
+        assert_same(compiled(*args), model(*args))
+
+
+@pytest.mark.parametrize("shape", [(5, 300), (3, 300, 4), (2, 300, 3, 2), (300,), (2, 2, 2)])
+def test_any_axis_of_a_halved_product(shape: tuple[int, ...]) -> None:
+    axis = shape.index(max(shape))
+
+    def model(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        there = torch.fft.fft(torch.complex(x, y), dim=axis, norm="ortho")
+        back = torch.fft.irfft(torch.fft.rfft(x, dim=axis), n=shape[axis], dim=axis)
+        return there.real * there.imag, back * 2
+
+    check(model, torch.randn(shape), torch.randn(shape), strides=False)
+
+
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("onesided", [True, False])
+@pytest.mark.parametrize("size", [64, 300])
+def test_forms_of_stft(size: int, onesided: bool, center: bool) -> None:
+    def model(x: Tensor) -> Tensor:
+        found = torch.stft(
+            x, size, size // 4, center=center, onesided=onesided, normalized=not center, return_complex=True
+        )
+        return torch.view_as_real(found) * 2
+
+    check(model, torch.randn(2, 1200), strides=False)
+
+
+def test_open_sizes_beside_the_axis() -> None:
+    def model(x: Tensor) -> Tensor:
+        there = torch.fft.fft(torch.fft.fft(x, dim=-1), dim=1)
+        return there.real * 2
+
+    compiled = check(model, torch.randn(3, 300, 8), dynamic=None, strides=False, coverage=None)
+    for rows in (5, 6):
+        check(model, torch.randn(rows, 300, 8), compiled=compiled, strides=False, coverage=None)
+
+
 @pytest.mark.parametrize("length", [64, 100, 400, 997, 1024, 4096])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_long_transforms_keep_their_digits(name: str, length: int) -> None:

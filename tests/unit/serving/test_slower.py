@@ -1,14 +1,17 @@
 """What eager PyTorch computes faster than OpenVINO steps aside before READY: fallbacks of the kind `slower`."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from serving_worker import WARMUP, save_weights
 
 from torchserve_openvino.backend.routes.frozen import Route
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
-from torchserve_openvino.serving import slower
+from torchserve_openvino.serving import precision, slower
+from torchserve_openvino.serving.placement import Placement
 from torchserve_openvino.serving.verification.times import CaseTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -35,7 +38,7 @@ class Network(nn.Module):
 """
 BAGS = {"inputs": [{"shape": [20], "dtype": "int64", "low": 0, "high": 100_000}]}
 
-_TRY_CASE = slower._Placement._try_case
+_TRY_CASE = slower._Decision._try_case
 
 
 def started(archive: Any, openvino: dict[str, Any], pt2: dict[str, Any] | None = None, **how: Any) -> TensorHandler:
@@ -62,7 +65,7 @@ def pairs(monkeypatch) -> list[float]:
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: False)
     monkeypatch.setattr(slower, "MIN_SECONDS", -1.0)
     # Only partitions step aside, also where the eager model does the same.
-    monkeypatch.setattr(slower._Placement, "_try_case", lambda *case: False)
+    monkeypatch.setattr(slower._Decision, "_try_case", lambda *case: False)
     monkeypatch.setattr(slower._Uses, "is_alone", property(lambda uses: False, lambda uses, value: None))
     return ratios
 
@@ -70,8 +73,8 @@ def pairs(monkeypatch) -> list[float]:
 @pytest.fixture
 def whole_calls(pairs, monkeypatch) -> None:
     """Only calls as a whole step aside."""
-    monkeypatch.setattr(slower._Placement, "_try_case", _TRY_CASE)
-    monkeypatch.setattr(slower._Placement, "_try_partition", lambda *partition: None)
+    monkeypatch.setattr(slower._Decision, "_try_case", _TRY_CASE)
+    monkeypatch.setattr(slower._Decision, "_try_partition", lambda *partition: None)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +170,9 @@ def fast_batch_of_4(pairs, monkeypatch) -> None:
     fast: list[Any] = []
     step_aside = slower.step_aside
 
-    def recorded(prepared, section, times) -> None:
+    def recorded(prepared, section, times, stored) -> None:
         fast.append(times["batch 4"])
-        step_aside(prepared, section, times)
+        step_aside(prepared, section, times, stored)
 
     monkeypatch.setattr(slower, "step_aside", recorded)
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: times is fast[0])
@@ -197,6 +200,105 @@ def test_calls_from_the_cache_step_aside_too(archive, pairs, tmp_path) -> None:
     cold, warm = reports
     assert warm["cache"]["calls"]["hits"] == 1 and warm["summary"]["coverage"] == 0.0
     assert [each["op"] for each in slower_ones(warm)] == [each["op"] for each in slower_ones(cold)] != []
+
+
+# --- decided once -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(pairs, monkeypatch) -> list[int]:
+    """Counts the measurements; each next one finds OpenVINO twice as fast as the one before."""
+    counts: list[int] = []
+    timed = slower.paired_seconds
+
+    def counted(*given: Any, **named: Any) -> list[tuple[float, float]]:
+        counts.append(1)
+        found = timed(*given, **named)
+        pairs[:] = [each / 2 for each in pairs]
+        return found
+
+    monkeypatch.setattr(slower, "paired_seconds", counted)
+    return counts
+
+
+def _cached(tmp_path, **options: Any) -> dict[str, Any]:
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache"), **options}
+    return {"compile": {"backend": "openvino", "options": options}}
+
+
+def test_a_second_worker_takes_the_stored_decision_without_measuring(archive, measured, tmp_path) -> None:
+    reports = [
+        started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights).describe_handle()
+        for _ in range(2)
+    ]
+    assert len(measured) == 1
+    first, second = (slower_ones(report) for report in reports)
+    assert first == second and len(first) == 1
+    assert [report["summary"]["coverage"] for report in reports] == [0.0, 0.0]
+
+
+@pytest.mark.usefixtures("whole_calls")
+def test_a_call_as_a_whole_is_decided_once_as_well(archive, measured, tmp_path) -> None:
+    for _ in range(2):
+        handler = started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights)
+        (fallback,) = slower_ones(handler.describe_handle())
+        assert fallback["op"] == "the model" and handler.describe_handle()["summary"]["partitions"] == 0
+        x = torch.randn(1, 4)
+        assert torch.equal(handler.model(x), handler.eager_model(x))
+    assert len(measured) == 1
+
+
+def test_that_nothing_is_slower_is_decided_once_as_well(archive, measured, pairs, tmp_path) -> None:
+    pairs[:] = [1.0] * 20
+    for _ in range(2):
+        report = started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights).describe_handle()
+        assert not slower_ones(report) and report["summary"]["coverage"] == 1.0
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"threads": 2}, {"fallback": {"allow": ["unsupported_op"]}}, {"precision": "bf16x3"}],
+    ids=["threads", "policy", "precision"],
+)
+def test_it_is_measured_again_where_times_or_the_policy_may_differ(archive, measured, tmp_path, changed) -> None:
+    if "precision" in changed and precision.no_bf16x3("CPU") is not None:
+        pytest.skip("this CPU has no bf16x3")
+    base = {"warmup": WARMUP, "threads": 1}
+    started(archive, base, _cached(tmp_path), weights=save_weights)
+    report = started(archive, {**base, **changed}, _cached(tmp_path), weights=save_weights).describe_handle()
+    assert len(measured) == 2 and not slower_ones(report)
+
+
+def test_without_a_cache_each_start_measures(archive, measured, tmp_path) -> None:
+    for _ in range(2):
+        started(archive, {"warmup": WARMUP}, _cached(tmp_path, model_caching=False), weights=save_weights)
+    assert len(measured) == 2
+
+
+def _damaged(manifest: dict[str, Any]) -> str:
+    manifest["body"]["partitions"][0]["eager"] = -1
+    return json.dumps(manifest)
+
+
+@pytest.mark.parametrize("damage", [lambda manifest: "{", lambda manifest: "", _damaged], ids=["cut", "empty", "wrong"])
+def test_a_damaged_decision_is_measured_again(archive, measured, tmp_path, damage) -> None:
+    started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights)
+    (stored,) = (tmp_path / "cache").rglob("entries/placement/**/*.json")
+    stored.write_text(damage(json.loads(stored.read_text())))
+    for _ in range(2):
+        report = started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights).describe_handle()
+        assert not slower_ones(report)
+    assert len(measured) == 2
+
+
+def test_a_body_that_is_no_placement_is_measured_again(archive, measured, monkeypatch, tmp_path) -> None:
+    started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights)
+    monkeypatch.setattr(
+        Placement, "model_validate", classmethod(lambda cls, body: TypeAdapter(int).validate_python(body))
+    )
+    report = started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights).describe_handle()
+    assert len(measured) == 2 and not slower_ones(report)
 
 
 @pytest.mark.parametrize("frozen", [True, False])

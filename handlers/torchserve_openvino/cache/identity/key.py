@@ -6,6 +6,7 @@ An entry is found by a digest of its fields. It also stores the fields, so that 
 - A ``partition`` is one subgraph as OpenVINO's IR, with its inputs and outputs. It is the same on every device.
 - A ``blob`` is a partition compiled for one device with one configuration.
 - A ``precision`` is what ``handler.openvino.precision: auto`` decided for a model on one device.
+- A ``placement`` is which partitions and calls of a model eager PyTorch runs because it is faster (`serving.slower`).
 - A ``generator`` is a language model as OpenVINO's IR, with its cache as state. It is the same on every device.
 - A ``proof`` is what eager PyTorch generated for some prompts, and how near the logits of a generator came.
 """
@@ -63,6 +64,21 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "capabilities",
         "ov_config",  # Without `RUN_PROPERTIES`, so that the decision holds for any number of workers.
         "passes",  # All of them: they decide how fast a precision is.
+    ),
+    "placement": (
+        *_VERSIONS,
+        "code",
+        "weights",
+        "partitions",  # Names and operators, which depend on options, mappings and shapes.
+        "cases",  # Names of the shapes that were timed.
+        "may_leave",  # Whether the fallback policy lets partitions run in eager PyTorch.
+        "device",
+        "device_name",
+        "capabilities",
+        "ov_config",  # With the number of threads.
+        "torch_threads",
+        "cores",  # How many the process may use.
+        "passes",  # All of them: they decide how fast a partition is.
     ),
     "generator": (
         *_VERSIONS,

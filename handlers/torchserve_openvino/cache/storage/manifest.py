@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from torchserve_openvino.errors import DamagedEntryError
 
-Kind = Literal["call", "partition", "blob", "precision", "generator", "proof", "verdict"]
+Kind = Literal["call", "partition", "blob", "precision", "placement", "generator", "proof", "verdict"]
 
 SCHEMA = 1
 KINDS: tuple[str, ...] = get_args(Kind)

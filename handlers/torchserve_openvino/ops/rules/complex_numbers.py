@@ -53,21 +53,21 @@ def _r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tenso
     is_open = len(dim) == 1 and onesided and fourier.serves_open(x.shape[dim[0]], normalization)
     if x.dtype is not torch.float32 or not (is_open or _are_served(x, dim)):
         return NotImplemented
-    return _complex(fft.r2c.default(x, dim, normalization, onesided))
+    return _of(*fft.r2c.default(x, dim, normalization, onesided))
 
 
 def _c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
     dim = _positive(dim, x.dim())
     if not _is_pairs(x) or not _are_served(x, dim):
         return NotImplemented
-    return _complex(fft.c2c.default(_pairs(x), dim, normalization, forward))
+    return _of(*fft.c2c.default(*_parts(x), dim, normalization, forward))
 
 
 def _c2r(x: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
     dim = _positive(dim, x.dim())
     if not _is_pairs(x) or not _are_served(x, dim[:-1], last_dim_size) or x.shape[dim[-1]] != last_dim_size // 2 + 1:
         return NotImplemented
-    return fft.c2r.default(_pairs(x), dim, normalization, last_dim_size)
+    return fft.c2r.default(*_parts(x), dim, normalization, last_dim_size)
 
 
 def _are_served(x: Tensor, dim: list[int], *lengths: int) -> bool:

@@ -96,12 +96,17 @@ def _copysign(x: Tensor, y: Tensor | Number) -> Tensor:
 
 @decomposition(aten.hypot.default)
 def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    """Computes the hypotenuse without squares that overflow."""
+    """Computes the hypotenuse without squares that overflow.
+
+    All of it is one kernel in OpenVINO, which ``isinf`` and ``isnan`` would split.
+    """
     a, b = x.abs(), y.abs()
     most, least = torch.where(a < b, b, a), torch.where(a < b, a, b)
-    ratio = torch.where(most == 0, 0.0, least / most)
-    found = most * torch.sqrt(1 + ratio * ratio)
-    return torch.where(a.isinf() | b.isinf(), float("inf"), torch.where(a.isnan() | b.isnan(), a + b, found))
+    # Equal ones may both be 0 or infinite.
+    ratio = torch.where(most == least, 1.0, least / most)
+    # Infinite also where the other one is NaN.
+    is_infinite = (a == float("inf")) | (b == float("inf"))
+    return torch.where(is_infinite, float("inf"), most * torch.sqrt(1 + ratio * ratio))
 
 
 @decomposition(aten.fmax.default)
