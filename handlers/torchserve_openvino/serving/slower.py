@@ -17,6 +17,7 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
+from torchserve_openvino.serving.contention import BUSY, Contention
 from torchserve_openvino.serving.placement import Placement, Placements, SlowerThere
 from torchserve_openvino.serving.precision import LEAST_PAIRS, paired_seconds, seconds_of, sure_median
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
@@ -83,7 +84,7 @@ def step_aside(
             decision.apply(placement)
             return
         placement = decision.measure([case for case in prepared.cases if not is_fast_enough(times.get(case.name))])
-        if placements is not None:
+        if placements is not None and decision.is_final:
             placements.save(placement)
 
 
@@ -100,6 +101,12 @@ class _Decision:
         self._prepared, self._compiled, self._forbidden = prepared, compiled, _forbidden(section)
         self._tracker = prepared.report.tracker
         self._placement = Placement()
+        self._disturbed: list[str] = []
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no measurement was disturbed, so that another one would show the same."""
+        return not self._disturbed
 
     def measure(self, slow: Sequence[Case]) -> Placement:
         """Times the partitions of the cases that may be slower, then these cases as a whole."""
@@ -115,6 +122,11 @@ class _Decision:
             if not use.is_fast and all(case.name in in_eager for case, _ in use.calls):
                 self._placement.unused.append(self._compiled.running[partition].name)
         self._note_unused_and_untimed(self._placement)
+        if self._disturbed:
+            self._tracker.add_note(
+                f"eager PyTorch seemed faster, but other processes disturbed the measurement, so that these stay on "
+                f"OpenVINO until the next start: {', '.join(self._disturbed)}"
+            )
         return self._placement
 
     def apply(self, placement: Placement) -> None:
@@ -198,15 +210,19 @@ class _Decision:
         in_eager()
         cost = seconds_of(on_openvino) + seconds_of(in_eager)
         left = deadline - time.perf_counter()
+        contention = Contention()
         pairs = paired_seconds(on_openvino, in_eager, left, _ENOUGH) if LEAST_PAIRS * cost <= left else []
         if len(pairs) < LEAST_PAIRS:
             self._placement.untimed.append(f"{label} ({cases})")
             return None
-        # The shortest times as well: on a busy machine, threads that wait for each other make most calls of OpenVINO
-        # long, and a small model would leave it because of its neighbors.
+        # The shortest times as well, which other processes disturb least.
         openvino, eager = map(min, zip(*pairs, strict=True))
         certain = sure_median([first / second for first, second in pairs]) >= MIN_GAIN and openvino >= MIN_GAIN * eager
         if not certain or openvino - eager < MIN_SECONDS:
+            return None
+        if (share := contention.share()) > BUSY:
+            # OpenVINO's threads wait for the last of them, so that it loses more to other processes than eager PyTorch.
+            self._disturbed.append(f"{label} ({cases}; threads waited {share:.1f} s for each second)")
             return None
         return SlowerThere(name=name, cases=cases, openvino=openvino, eager=eager)
 

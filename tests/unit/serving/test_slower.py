@@ -1,6 +1,10 @@
 """What eager PyTorch computes faster than OpenVINO steps aside before READY: fallbacks of the kind `slower`."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from serving_worker import WARMUP, save_weights
 from torchserve_openvino.backend.routes.frozen import Route
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.serving import precision, slower
+from torchserve_openvino.serving.contention import BUSY, Contention
 from torchserve_openvino.serving.placement import Placement
 from torchserve_openvino.serving.verification.times import CaseTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -62,6 +67,7 @@ def pairs(monkeypatch) -> list[float]:
         return [(each * 1e-3, 1e-3) for each in ratios]
 
     monkeypatch.setattr(slower, "paired_seconds", timed)
+    monkeypatch.setattr(slower.Contention, "share", lambda contention: 0.0)
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: False)
     monkeypatch.setattr(slower, "MIN_SECONDS", -1.0)
     # Only partitions step aside, also where the eager model does the same.
@@ -81,9 +87,10 @@ def whole_calls(pairs, monkeypatch) -> None:
     ("source", "warmup", "rows"), [(MIXING, MIXED, 1), (TABLE, BAGS, 4096)], ids=["mixing", "table"]
 )
 def test_a_slow_kernel_of_openvino_is_left_to_eager_and_the_report_has_both_times(
-    archive, source, warmup, rows
+    archive, source, warmup, rows, monkeypatch
 ) -> None:
-    # With one thread, a busy machine slows both down alike.
+    # With one thread, other tests slow both down alike.
+    monkeypatch.setattr(slower, "BUSY", float("inf"))
     section = {"warmup": warmup, "threads": 1, "batching": {"buckets": [rows]}}
     handler = started(archive, section, model_file=source, batch_size=rows)
     report = handler.describe_handle()
@@ -98,6 +105,37 @@ def test_a_slow_kernel_of_openvino_is_left_to_eager_and_the_report_has_both_time
     assert torch.equal(got, expected) and got.stride() == expected.stride()
     # Each call runs in eager, but it is one fallback, decided once.
     assert slower_ones(handler.describe_handle()) == [fallback]
+
+
+def test_what_other_processes_disturbed_decides_nothing_and_is_not_stored(
+    archive, pairs, tmp_path, monkeypatch
+) -> None:
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    how = {"weights": save_weights, "pt2": {"compile": {"backend": "openvino", "options": options}}}
+    monkeypatch.setattr(slower.Contention, "share", lambda contention: 1.5)
+    report = started(archive, {"warmup": WARMUP}, **how).describe_handle()
+    assert not slower_ones(report) and report["summary"]["coverage"] == 1.0
+    assert any("other processes disturbed the measurement" in note for note in report["notes"]), report["notes"]
+    monkeypatch.setattr(slower.Contention, "share", lambda contention: 0.0)
+    assert slower_ones(started(archive, {"warmup": WARMUP}, **how).describe_handle())
+
+
+def test_threads_wait_for_cores_that_others_use() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for process in busy:
+            os.sched_setaffinity(process.pid, cores[:1])
+        os.sched_setaffinity(0, cores[:1])
+        contention, end = Contention(), time.perf_counter() + 1.0
+        while time.perf_counter() < end:
+            pass
+        assert contention.share() > BUSY
+    finally:
+        os.sched_setaffinity(0, cores)
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def test_a_partition_that_is_not_slower_for_sure_stays(archive, pairs) -> None:
