@@ -61,6 +61,7 @@ class GeneratingWorker(TaskWorker):
             if not self._calls:
                 state.before_call()
             self._calls += 1
+        self.counters.add("requests", len(requests))
         taken = self.recorder.take(requests) if self.recorder is not None else ()
         try:
             responses = self.responses(requests)
@@ -161,7 +162,6 @@ class TextGenerator(HubHandler):
         if requests[0].envelope is not None:
             return super()._responses(requests)
         calls = [self._call_for(request) for request in requests]
-        self._openvino.counters.add("requests", len(calls))
         self._openvino.counters.add("items", len(calls))
         try:
             self._finish(calls, requests)
