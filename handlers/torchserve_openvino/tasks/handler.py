@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
 from torchserve_openvino.serving.context import WorkerContext
@@ -101,12 +103,14 @@ class TaskHandler(HandlerBase):
         served: Runs the model's calls; None in eager PyTorch.
         state: The worker's state after READY.
         freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
+        reads_archive: Whether `read_archive` loads the model, and not BaseHandler.
     """
 
     _openvino_worker: ClassVar[type[Worker]] = TaskWorker
     # For a handler that `handler.openvino.wrap` names.
     _openvino_method_compilers = METHOD_COMPILERS
     freezes = False
+    reads_archive: ClassVar[bool] = False
     # The most items in one enveloped request, all of which are decoded before any is answered; None sets no limit.
     _most_items: int | None = None
 
@@ -119,6 +123,20 @@ class TaskHandler(HandlerBase):
     served: Any = _OfWorker("served")
     state: Any = _OfWorker("state")
     _own_code: Any = _OfWorker("own_code")
+
+    def initialize(self, context: Any) -> None:
+        """Loads the model, on the CPU."""
+        if not self.reads_archive:
+            super().initialize(context)
+            return
+        self.context, self.manifest = context, context.manifest
+        self.model_yaml_config = context.model_yaml_config or {}
+        self.device, self.map_location = torch.device("cpu"), "cpu"
+        self.read_archive()
+
+    def read_archive(self) -> None:
+        """Sets `model`, and what else the task needs, from the archive's files; no code in it runs."""
+        raise NotImplementedError
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns the model's declared inputs, one item each; a task that knows its own overrides this."""

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError, PayloadTooLargeError
@@ -88,6 +87,7 @@ class HubHandler(ItemHandler):
         labels: The model's labels by number.
     """
 
+    reads_archive = True
     task: ClassVar[str]
     parameters: ClassVar[type[Parameters]] = Parameters
     takes: ClassVar[Any] = str
@@ -110,11 +110,8 @@ class HubHandler(ItemHandler):
         """The task's entry in the catalogue."""
         return TASKS[self.task]
 
-    def initialize(self, context: Any) -> None:
-        """Loads the model from the archive's folder, without TorchServe's loader: there is no code to run."""
-        self.context, self.manifest = context, context.manifest
-        self.model_yaml_config = context.model_yaml_config or {}
-        self.device, self.map_location = torch.device("cpu"), "cpu"
+    def read_archive(self) -> None:
+        """Loads the model from the archive's folder."""
         self.folder = hub.hub_folder(self._openvino.model_dir)
         self.model = self.load(self.folder)
         self._most_items = self.limits()[1]

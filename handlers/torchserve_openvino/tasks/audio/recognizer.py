@@ -61,15 +61,15 @@ class SpeechRecognizer(AudioHandler):
         super().__init__()
         self.tokenizer: Any = None
 
-    def initialize(self, context: Any) -> None:
+    def read_archive(self) -> None:
         """Loads the model; of one that writes token by token, as a `Transcriber`."""
         if not encodes(hub.read_config(hub.hub_folder(self._openvino.model_dir))):
-            super().initialize(context)
+            super().read_archive()
             return
         # TorchServe keeps this object's `handle`, so that it stays the same object, as with `handler.openvino.wrap`.
         handler: Any = self
         handler.__class__ = Transcriber
-        Transcriber.initialize(handler, context)
+        Transcriber.read_archive(handler)
 
     def measure(self) -> Measure | None:
         """Returns what answers in a narrower precision must meet: the text is made of each frame's best character."""

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from torchserve_openvino.errors import (
     InvalidInputError,
     ItemError,
@@ -60,6 +58,7 @@ class ImageGenerator(TaskHandler):
     request: ClassVar[Any] = PromptRequest | InputsRequest
 
     freezes = True
+    reads_archive = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +68,8 @@ class ImageGenerator(TaskHandler):
 
     # --- loading ----------------------------------------------------------------------------------------------
 
-    def initialize(self, context: Any) -> None:
-        """Loads the pipeline from the archive's folder; no code in it runs."""
-        self.context, self.manifest = context, context.manifest
-        self.model_yaml_config = context.model_yaml_config or {}
-        self.device, self.map_location = torch.device("cpu"), "cpu"
+    def read_archive(self) -> None:
+        """Loads the pipeline from the archive's folder."""
         self._check_section()
         self.folder = pipeline_folder(self._openvino.model_dir)
         self.maker = PictureMaker(load(self.folder))

@@ -62,13 +62,13 @@ class Reranker(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Independent()
 
-    def initialize(self, context: Any) -> None:
+    def read_archive(self) -> None:
         """Loads the model, which has to return one number.
 
         Raises:
             ModelLoadError: It returns several.
         """
-        super().initialize(context)
+        super().read_archive()
         if len(self.labels) > 1:
             raise ModelLoadError(
                 f"{type(self.model).__name__} has {len(self.labels)} labels; a reranker returns one score. Serve it as "

@@ -37,13 +37,13 @@ class ZeroShotClassifier(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1()
 
-    def initialize(self, context: Any) -> None:
+    def read_archive(self) -> None:
         """Loads the model, which has to know the label 'entailment'.
 
         Raises:
             ModelLoadError: It does not.
         """
-        super().initialize(context)
+        super().read_archive()
         self._entails = self._entailment()
 
     def _entailment(self) -> int:
