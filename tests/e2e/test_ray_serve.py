@@ -251,10 +251,12 @@ def test_a_killed_replica_and_a_removed_node_under_load(served: Served, archives
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"), [("sleep", "responseTimeout (2 s)"), ("eager", "outside_compiled")], ids=["hangs", "violates"]
+    ("body", "reason", "replaced"),
+    [("sleep", "responseTimeout (2 s)", True), ("eager", "outside_compiled", False)],
+    ids=["hangs", "violates"],
 )
-def test_a_replica_that_hangs_or_violates_its_policy_is_replaced(
-    served: Served, sleepy: Path, body: str, reason: str
+def test_a_replica_that_hangs_is_replaced_and_one_that_violates_its_policy_refuses_that_request(
+    served: Served, sleepy: Path, body: str, reason: str, replaced: bool
 ) -> None:
     served.deploy(sleepy)
     (before,) = served.reports("sleepy")
@@ -266,7 +268,7 @@ def test_a_replica_that_hangs_or_violates_its_policy_is_replaced(
             assert answer.status_code == 503 and time.monotonic() < until, answer.text
             time.sleep(0.5)
     torch.testing.assert_close(torch.tensor(answer.json()), expected([1.0, 2.0, 3.0, 4.0]), rtol=1e-4, atol=1e-5)
-    assert served.reports("sleepy")[0]["pid"] != before["pid"]
+    assert (served.reports("sleepy")[0]["pid"] != before["pid"]) is replaced
 
 
 def test_replicas_follow_the_load_and_compile_nothing_that_the_archive_holds(
@@ -351,7 +353,7 @@ def test_the_configuration_of_the_command(archives: list[Path], tmp_path: Path) 
     schema = pytest.importorskip("ray.serve.schema")
     schema.ServeDeploySchema(**yaml.safe_load(printed.stdout))
     for more, expected_error in (
-        ([tmp_path / "no.mar"], "cannot be read as a .mar"),
+        ([tmp_path / "no.mar"], "no.mar is not a file. Name the path of a .mar."),
         ([archives[0], "--haproxy", "--address", "auto"], "RAY_SERVE_ENABLE_HA_PROXY=1"),
     ):
         failed = subprocess.run([*base, "deploy", *more], check=False, capture_output=True, text=True)
