@@ -1,6 +1,7 @@
 """`torchserve-openvino why`: finds the cause in the logs, even without a server."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_ready_ends_at_a_refusal_and_after_the_timeout(logs) -> None:
     old = logs(AT.format(1, "net_1.0", REFUSED), AT.format(2, "net_1.0", LOADING.format(40)))
     result = CliRunner().invoke(app, ["ready", "net", "--logs", str(old), *options])
     assert result.exit_code == 1 and "verifying shape 31 of 90" in result.output
-    assert "not ready after 1 s" in result.output and "no server answers" in result.output
+    assert re.search(r"not ready after \d s: no server answers", result.output)
 
 
 def test_ready_does_not_wait_for_a_server_that_does_not_start(logs, monkeypatch: pytest.MonkeyPatch) -> None:
