@@ -71,6 +71,9 @@ class Answering(ArchiveLoading):
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
         self.model_name, self.model_version, self.most_requests = "model", "", 1
+        # The host's own object for metrics, and what was made of it.
+        self._metrics_source: Any = None
+        self._metrics: MetricSink | None = None
 
     # --- the handler's own code -----------------------------------------------------------------------------------
 
@@ -136,7 +139,11 @@ class Answering(ArchiveLoading):
     @property
     def metrics(self) -> MetricSink | None:
         """What takes this worker's metrics; None if the host has nothing for them."""
-        return metrics_of(getattr(self.handler, "context", None))
+        context = getattr(self.handler, "context", None)
+        source = getattr(context, "metrics", None)
+        if source is not self._metrics_source:
+            self._metrics_source, self._metrics = source, metrics_of(context)
+        return self._metrics
 
     @property
     def most_bytes(self) -> int | None:
