@@ -123,11 +123,7 @@ def main(
 ) -> None:
     """Times layers in eager PyTorch and on OpenVINO, interleaved."""
     torch.set_num_threads(threads)
-    begins = tuple(name.strip() for name in only.split(",") if name.strip())
-    names = [name for name in LAYERS if not begins or name.startswith(begins)]
-    if unknown := [each for each in begins if not any(name.startswith(each) for name in LAYERS)]:
-        text = f"unknown: {', '.join(unknown)}; choose from {', '.join(LAYERS)}"
-        raise typer.BadParameter(text, param_hint="--only")
+    names = output.chosen_by_prefix(only, LAYERS, "--only")
     timings = [measure(name, rounds, threads) for name in track(names, console=output.progress)]
     cells = [(t.layer, f"{t.eager:.3f}", f"{t.openvino:.3f}", f"{t.ratio:.2f}", f"{t.coverage:.0%}") for t in timings]
     columns = ("layer", "eager ms", "OpenVINO ms", "times faster", "coverage")

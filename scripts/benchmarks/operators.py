@@ -164,11 +164,7 @@ def main(
     Example: operators.py --only cumsum,sort --turns 15
     """
     torch.set_num_threads(threads)
-    begins = tuple(name.strip() for name in only.split(",") if name.strip())
-    names = [name for name in OPERATORS if not begins or name.startswith(begins)]
-    if unknown := [each for each in begins if not any(name.startswith(each) for name in OPERATORS)]:
-        text = f"unknown: {', '.join(unknown)}; choose from {', '.join(OPERATORS)}"
-        raise typer.BadParameter(text, param_hint="--only")
+    names = output.chosen_by_prefix(only, OPERATORS, "--only")
     timings = [measure(name, turns, threads) for name in track(names, console=output.progress)]
     timings.sort(key=lambda timing: -timing.ratio)
     cells = [

@@ -63,3 +63,16 @@ def chosen(text: str, known: Iterable[str], option: str) -> list[str]:
     if unknown := [name for name in wanted if name not in names]:
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}", param_hint=option)
     return [name for name in names if name in wanted]
+
+
+def chosen_by_prefix(text: str, known: Iterable[str], option: str) -> list[str]:
+    """Returns the names that begin with one of the comma-separated prefixes, in the order of ``known``; else all.
+
+    Raises:
+        typer.BadParameter: No name begins with a prefix.
+    """
+    names, prefixes = list(known), tuple(each.strip() for each in text.split(",") if each.strip())
+    if unknown := [each for each in prefixes if not any(name.startswith(each) for name in names)]:
+        message = f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}"
+        raise typer.BadParameter(message, param_hint=option)
+    return [name for name in names if not prefixes or name.startswith(prefixes)]

@@ -49,10 +49,9 @@ _TINY = 2
 # Numbers of channels that it averages wrongly, and the fewest dimensions of their values.
 _FEW_CHANNELS = (2, 3)
 _IMAGE_RANK = 4
+CONVOLUTIONS = frozenset({"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData"})
 # Whose kernels scale their result.
-_SCALED = frozenset(
-    {"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul"}
-)
+_SCALED = CONVOLUTIONS | {"MatMul"}
 # What the plugin fuses as elementwise operators, including those with a number per channel.
 JOINS = ELEMENTWISE | {"BatchNormInference"}
 MOVES = frozenset({"Broadcast", "Convert", "ConvertLike", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

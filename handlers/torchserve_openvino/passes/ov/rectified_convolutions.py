@@ -12,11 +12,8 @@ from openvino import opset15 as ops
 
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import is_constant
-from torchserve_openvino.passes.ov.kernel_fusions import MOVES, is_dequantized
+from torchserve_openvino.passes.ov.kernel_fusions import CONVOLUTIONS, MOVES, is_dequantized
 
-_CONVOLUTIONS = frozenset(
-    {"Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData"}
-)
 # Through which OpenVINO moves the scale of integers.
 _KEEP_INTEGERS = MOVES | {
     "Clamp", "Concat", "Gather", "MaxPool", "Multiply", "Pad", "PRelu", "Relu", "Slice", "Split", "StridedSlice",
@@ -53,10 +50,14 @@ def _is_convolved_bytes(value: ov.Output) -> bool:
         if node.get_type_name() == "Multiply" and not is_constant(node.input_value(1).get_node()):
             return False
         node = node.input_value(0).get_node()
-    return node.get_type_name() in _CONVOLUTIONS and all(map(_comes_from_bytes, node.input_values()[:2]))
+    # Weights first: behind those in floats, the data need not be followed.
+    return node.get_type_name() in CONVOLUTIONS and all(
+        map(_may_be_integers, (node.input_value(1), node.input_value(0)))
+    )
 
 
-def _comes_from_bytes(value: ov.Output) -> bool:
+def _may_be_integers(value: ov.Output) -> bool:
+    """Checks whether OpenVINO may compute a value in 8 bits, from any of the values that it is made of."""
     waiting, seen = [value.get_node()], set()
     while waiting:
         node = waiting.pop()

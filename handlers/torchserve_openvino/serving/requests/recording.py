@@ -93,6 +93,8 @@ class Recorder:
 
     def _taken(self, requests: Sequence[Request]) -> Iterator[_Taken]:
         for index, request in enumerate(requests):
+            if request.asks_health:
+                continue
             with self._lock:
                 self._seen += 1
                 due = self._seen % self._section.every == 0

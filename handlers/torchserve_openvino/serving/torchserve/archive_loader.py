@@ -23,7 +23,7 @@ def load_handler(folder: Path) -> Any:
     Returns:
         The handler; None where the archive's handler is a plain function.
     """
-    # Imported here, so that the names above can be used without TorchServe.
+    # Imported here, so that `RESULT` can be used without TorchServe.
     from ts.model_loader import ModelLoaderFactory
 
     model = model_of(folder)

@@ -159,23 +159,25 @@ class Answering(ArchiveLoading):
         Raises:
             SystemExit: The worker has to be replaced.
         """
+        taken = self.recorder.take(requests) if self.recorder is not None else ()
         if self.health is not None and any(request.asks_health for request in requests):
-            return with_health(self.health, requests, self.counted)
-        return self.counted(requests)
+            responses = with_health(self.health, requests, self.counted)
+        else:
+            responses = self.counted(requests)
+        if self.recorder is not None:
+            self.recorder.keep(taken, responses)
+        return responses
 
     def counted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the responses to requests; counts and records them, measures times, and sends metrics after it."""
+        """Returns the responses to requests; counts them, measures times, and sends metrics after it."""
         state = self.state
         assert state is not None
         state.before_call()
         self.counters.add("requests", len(requests))
-        taken = self.recorder.take(requests) if self.recorder is not None else ()
         responses: list[Response] | None = None
         try:
             with self.times.call(requests, self.most_requests, self.metrics) as call:
                 responses = self.responses(requests)
-            if self.recorder is not None:
-                self.recorder.keep(taken, responses)
             return responses
         finally:
             if self.tracing is not None:

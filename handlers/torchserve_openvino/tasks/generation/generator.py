@@ -54,7 +54,7 @@ class GeneratingWorker(TaskWorker):
         self._counting = threading.Lock()
 
     def counted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the responses to requests; counts and records them, and sends metrics after it."""
+        """Returns the responses to requests; counts them, and sends metrics after it."""
         state = self.state
         assert state is not None
         with self._counting:
@@ -62,12 +62,8 @@ class GeneratingWorker(TaskWorker):
                 state.before_call()
             self._calls += 1
         self.counters.add("requests", len(requests))
-        taken = self.recorder.take(requests) if self.recorder is not None else ()
         try:
-            responses = self.responses(requests)
-            if self.recorder is not None:
-                self.recorder.keep(taken, responses)
-            return responses
+            return self.responses(requests)
         finally:
             with self._counting:
                 self._calls -= 1
