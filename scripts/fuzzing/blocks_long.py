@@ -196,3 +196,19 @@ def products(g: RealContext) -> None:
     else:
         other = g.floats(["B", width, g.constant([h for h in HIDDEN if h <= 512])], ["normal"])
         g.line("torch.bmm({0}, {1})", value, other)
+
+
+@block(0.7, "tokens")
+def gathered(g: RealContext) -> None:
+    """Many rows added to few, as graph networks and histograms do."""
+    value = tokens(g)
+    batch, length, _ = value.shape
+    nodes = g.constant([2, 8, 64])
+    index = g.input(["B", length], "int64", "index", 0, nodes)
+    start = f"torch.zeros({{0}}.shape[0], {nodes}, {{0}}.shape[2], dtype={{0}}.dtype)"
+    if batch == 1 and g.chance(0.5):
+        code = g.choice(["index_add(0, {1}[0], {0}[0])", "index_put(({1}[0],), {0}[0], accumulate=True)"])
+        g.line(f"{start}[0].{code}", value, index)
+        return
+    reduce = g.choice(["sum", "mean", "amax"])
+    g.line(f'{start}.scatter_reduce(1, {{1}}.unsqueeze(-1).expand({{0}}.shape), {{0}}, "{reduce}")', value, index)

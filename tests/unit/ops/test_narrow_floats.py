@@ -1,4 +1,4 @@
-"""Moments and normalizations of float16 and bfloat16 are as close to the exact result as eager PyTorch's."""
+"""Moments, norms and scattered sums of float16 and bfloat16 are as close to the exact result as eager PyTorch's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +45,61 @@ def test_they_are_as_exact_as_eager(name: str, dynamic: bool, dtype: torch.dtype
     assert error <= 2 * limit + torch.finfo(dtype).eps / 2
     if not (dynamic and name == "var with a correction of 2"):
         assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
+
+
+# Rows that are added to few others: sums of graph networks, and the gradients of look-ups.
+SUMS: dict[str, Callable[..., Any]] = {
+    "scatter_add": lambda x, i: x.new_zeros(4).scatter_add(0, i, x),
+    "scatter_reduce": lambda x, i: x.new_zeros(4).scatter_reduce(0, i, x, "sum"),
+    "mean": lambda x, i: x.new_zeros(4).scatter_reduce(0, i, x, "mean"),
+    "product": lambda x, i: x.new_ones(4).scatter_reduce(0, i, 0.9 + x / 5, "prod"),
+    "index_add": lambda x, i: x.new_zeros(4).index_add(0, i, x, alpha=2),
+    "index_put": lambda x, i: x.new_zeros(4).index_put((i,), x, accumulate=True),
+}
+# The value looked up has the same dtype.
+LOOK_UPS: dict[str, Callable[..., Any]] = {
+    "index": lambda x, i: x[i],
+    "embedding": lambda x, i: F.embedding(i, x.unsqueeze(1)),
+    "gather": lambda x, i: x.gather(0, i),
+    "cummin": lambda x, i: x.repeat(i.shape[0] // 4).cummin(0)[0],
+    "max_pool": lambda x, i: F.max_pool1d(x.repeat(i.shape[0] // 4).view(1, 1, -1), 50, 1),
+}
+
+
+@pytest.mark.quick(dynamic=[False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_many_rows_are_as_exact_as_eager(name: str, dynamic: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    function, index, x = SUMS[name], torch.randint(0, 4, (1200,)), torch.rand(1200).to(dtype)
+    compiled = tov.compile(function, dynamic=dynamic, options={"min_partition_us": 0})
+    with torch.no_grad():
+        ours, eager, exact = compiled(x, index), function(x, index), function(x.double(), index)
+    assert ours.dtype is dtype
+    error, limit = ((each.double() - exact).abs().max() / exact.abs().max() for each in (ours, eager))
+    assert error <= limit + torch.finfo(dtype).eps
+    assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_gradients_of_look_ups_are_as_exact_as_eager(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    function, index, x = LOOK_UPS[name], torch.randint(0, 4, (1200,)), torch.rand(4).to(dtype)
+    factors = torch.rand(1200)
+
+    def gradient(call: Callable[..., Any], x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        result = call(x, index)
+        result.backward(factors[: result.numel()].to(dtype).to(x.dtype).view(result.shape))
+        assert x.grad is not None
+        return x.grad.double()
+
+    compiled = tov.compile(function, dynamic=False, options={"min_partition_us": 0})
+    exact = gradient(function, x.double())
+    error, limit = ((gradient(call, x) - exact).abs().max() / exact.abs().max() for call in (compiled, function))
+    assert error <= limit + torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("backend", ["openvino", "openvino_ts"])

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torchserve_openvino.ops import integers
 from torchserve_openvino.ops.names import first_input, value_of
 from torchserve_openvino.ops.opaque_ops import BATCHED_NMS
-from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
+from torchserve_openvino.ops.openvino_values import int64, rank
 from torchserve_openvino.ops.registry import (
     FAILS,
     INSTEAD,
@@ -47,7 +47,7 @@ declare(
     aten.index_select,
 )
 declare(Rule(scalars=Lifted()), aten.index_select.default, aten.index_copy.default)
-declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill)
+declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill, aten.index_reduce)
 declare(Rule(index=_ALONG, integers=integers.plus_all_of(3)), aten.scatter_add, aten.scatter_reduce, aten.index_add)
 declare(Rule(integers=integers.put), aten.index_put)
 declare(Rule(traced=Traced("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
@@ -193,10 +193,11 @@ def _scatter_reduction(node: Node) -> str | None:
 @conversion(aten.scatter_reduce.two, rule=Rule(limit=_scatter_reduction, scalars=Lifted()))
 def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str, *, include_self: bool = True) -> Any:
     """Reduces elements of ``src`` into ``x`` at ``index`` along ``dim``."""
-    part = static_shape(index)
-    if part != static_shape(src):
+    part = index.get_partial_shape()
+    if not part.is_static or part != src.get_partial_shape():
         # The index may be smaller than ``src``.
-        src = ops.slice(src, int64([0] * len(part)), int64(part), int64([1] * len(part))).output(0)
+        count = part.rank.get_length()
+        src = ops.slice(src, int64([0] * count), ops.shape_of(index, "i64"), int64([1] * count)).output(0)
     axis = ops.constant(np.int64(dim))
 
     def scatter(target: Output, source: Output) -> Output:
@@ -242,7 +243,21 @@ def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
     if not x.dim() or not x.is_floating_point():
         return NotImplemented
-    shape = [1] * x.dim()
-    shape[dim] = -1
     scaled = source if alpha == 1 else source * alpha
-    return torch.scatter_add(x, dim, index.to(torch.int64).reshape(shape).expand(source.shape), scaled)
+    return torch.scatter_add(x, dim, _along(dim, index, source), scaled)
+
+
+@decomposition(aten.index_reduce.default, rule=Rule(banned="OpenVINO has none" + INSTEAD))
+def _index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    if not x.dim() or not x.is_floating_point():
+        return NotImplemented
+    return torch.scatter_reduce(x, dim, _along(dim, index, source), source, reduce, include_self=include_self)
+
+
+def _along(dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Repeats an index of rows for each of their elements."""
+    shape = [1] * source.dim()
+    shape[dim] = -1
+    return index.to(torch.int64).reshape(shape).expand(source.shape)

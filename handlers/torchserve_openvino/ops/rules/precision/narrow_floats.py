@@ -5,6 +5,7 @@ Summands are float16 in torch as well.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ for _op in (
     aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
     aten.native_group_norm.default, aten._native_batch_norm_legit.no_stats, aten.native_batch_norm.default,
     aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update_functional.default,
-    aten.cumprod.default, aten.logcumsumexp.default,
+    aten.cumprod.default, aten.logcumsumexp.default, aten.index_add.default,
 ):  # fmt: skip
     declare(Rule(decompose_narrow=_in_float32(_op)), _op)
 
@@ -66,10 +67,25 @@ def _beyond_float16(op: Any, eps: int) -> Decomposition:
 
 for _op, _eps in ((aten.native_layer_norm.default, 4), (aten._native_batch_norm_legit_no_training.default, 6)):
     declare(Rule(decompose_narrow=_beyond_float16(_op, _eps)), _op)
-declare(
-    Rule(decompose_narrow=_in_float32(aten.cumsum.default, in_32_bits(aten.cumsum.default, exceeds=True))),
-    aten.cumsum.default,
-)
+for _op in (aten.cumsum.default, aten.scatter_add.default):
+    declare(Rule(decompose_narrow=_in_float32(_op, in_32_bits(_op, exceeds=True))), _op)
+
+
+def _reduces(*args: Any, **kwargs: Any) -> bool:
+    return args[4] not in {"amax", "amin"}
+
+
+def _accumulates(*args: Any, **kwargs: Any) -> bool:
+    return len(args) > 3 and bool(args[3])
+
+
+def _where(applies: Callable[..., bool], narrow: Decomposition) -> Decomposition:
+    return lambda *args, **kwargs: (narrow if applies(*args, **kwargs) else stays_whole)(*args, **kwargs)
+
+
+# OpenVINO adds to the rounded sum, which stops to grow at 256 times the summand in bfloat16.
+for _op, _applies in ((aten.scatter_reduce.two, _reduces), (aten.index_put.default, _accumulates)):
+    declare(Rule(decompose_narrow=_where(_applies, _in_float32(_op))), _op)
 
 
 def _with_number(op: Any, otherwise: Decomposition | None = None) -> Decomposition:

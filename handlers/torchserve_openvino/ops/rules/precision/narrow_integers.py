@@ -165,7 +165,6 @@ _declare(
 _declare(
     True,
     aten.neg.default, aten.abs.default, aten.bitwise_not.default, aten.sum.default, aten.sum.dim_IntList,
-    aten.scatter_add.default,
 )  # fmt: skip
 _declare(
     False,
