@@ -47,8 +47,8 @@ def _packed(folder: Path) -> None:
     config = folder / "model-config.yaml"
     config.write_text(_CONFIG, encoding="utf-8")
     command: list[Any] = [
-        "torch-model-archiver", "--model-name", "awaited", "--version", "1.0", "--handler", _HANDLER,
-        "--export-path", folder, "--config-file", config,
+        sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "awaited", "--version", "1.0",
+        "--handler", _HANDLER, "--export-path", folder, "--config-file", config,
     ]  # fmt: skip
     subprocess.run(command, check=True)
 
