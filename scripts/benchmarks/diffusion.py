@@ -82,7 +82,7 @@ def started(folder: Path, size: str, steps: int, *, compiled: bool) -> tuple[Any
 
 def component_calls(handler: Any, size: str) -> dict[str, Call]:
     """A call of each graph with random values, at the largest batch that it is compiled for."""
-    from torchserve_openvino.generation.images.sizes import Size
+    from torchserve_openvino.generation.images.components import Size
     from torchserve_openvino.serving.shapes.input_spec import Signature, declared_specs
 
     section = handler.config.openvino.image_generation
@@ -103,8 +103,8 @@ def measure(
     handlers: Mapping[str, Any], threads: Mapping[str, Call], size: str, steps: int, pictures: int
 ) -> dict[str, Any]:
     """Times whole pictures, then each component, in turns."""
+    from torchserve_openvino.generation.images.components import Size
     from torchserve_openvino.generation.images.pictures import ImageSettings
-    from torchserve_openvino.generation.images.sizes import Size
 
     wanted = ImageSettings("a cat on a table", Size.of(size), steps, 7.5)
     made = {name: np.array(handler.maker.make(wanted, 7), int) for name, handler in handlers.items()}

@@ -4,7 +4,7 @@
     python scripts/benchmarks/partitions.py --rounds 15 --json pieces.json
 
 Each piece is a chain of cheap operators over a number of elements. It runs as an OpenVINO partition and as the same
-graph in eager PyTorch, interleaved; each line gives both times, the estimate of backend/partitioning/cost_model.py for
+graph in eager PyTorch, interleaved; each line gives both times, the estimate of backend/partitioning/partition.py for
 eager, and the ratio. The break-even is the estimate above which most pieces gain and below which most lose.
 """
 
@@ -26,7 +26,7 @@ from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
-from torchserve_openvino.backend.partitioning.cost_model import PIECE_US, eager_us
+from torchserve_openvino.backend.partitioning.partition import PIECE_US, eager_us
 
 SIZES = (16, 1_000, 10_000, 100_000, 1_000_000)
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

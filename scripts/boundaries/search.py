@@ -12,7 +12,7 @@ import torchserve_openvino as tov
 from boundaries.forms import Form
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
-from torchserve_openvino.backend.runtime.kernels import kernels_of
+from torchserve_openvino.backend.runtime.build import kernels_of
 
 # Sizes around those at which vectors, tiles and blocks of kernels end.
 _LADDER = (1, 2, 3, 5, 9, 17, 33, 65, 97, 129, 193, 257, 385, 513, 1025, 2049, 4097, 16385, 65537)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzing.program import Program
 from fuzzing.values import arguments
-from torchserve_openvino.backend.open_axes import OpenAxes
+from torchserve_openvino.backend.spec import OpenAxes
 from torchserve_openvino.backend.upstream._torch_sizes import marking, open_ones
 from torchserve_openvino.ops.memory_order import in_order, layout_of
 

@@ -23,7 +23,7 @@ from fuzzing.promised import LooksForNaN, exported, promised_strides, traced
 from fuzzing.uncounted import Books
 from fuzzing.values import arguments
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.open_axes import OpenAxes
+from torchserve_openvino.backend.spec import OpenAxes
 
 # Relative change of one operator's result by another order of summation, approximation or place of rounding.
 _NOISE = {torch.float32: 3e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}

@@ -37,7 +37,7 @@ from torch.ao.quantization.fx import _decomposed
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.backend.open_axes import OpenAxes
+from torchserve_openvino.backend.spec import OpenAxes
 
 
 {program.source()}

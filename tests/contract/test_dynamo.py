@@ -19,8 +19,7 @@ from torch.nn.modules import transformer
 from torch.utils import _python_dispatch as dispatch
 
 from helpers import run_backend
-from torchserve_openvino.backend.upstream._torch_floats import FloatValues, constant_floats
-from torchserve_openvino.backend.upstream._torch_kept import keep_undecomposed, kept_whole
+from torchserve_openvino.backend.upstream._torch_kept import FloatValues, constant_floats, keep_undecomposed, kept_whole
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import aot_autograd, reads_values, watch_frames
 from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS

@@ -315,7 +315,7 @@ def test_the_absolute_value_of_a_row_of_weights_times_a_constant_is_left_out() -
 
 
 def test_the_number_of_kernels_kept_is_taken_though_no_list_names_it() -> None:
-    """`config/openvino/known_properties.py` lists it, `backend/runtime/build.py` sets it."""
+    """`config/openvino/properties.py` lists it, `backend/runtime/build.py` sets it."""
     name = "CPU_RUNTIME_CACHE_CAPACITY"
     parameter = ops.parameter([-1, 8], ov.Type.f32)
     model = ov.Model([ops.relu(parameter)], [parameter])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.runtime.kernels import kernels_of
-from torchserve_openvino.backend.upstream import _openvino_relaxed as relaxed
+from torchserve_openvino.backend.runtime.build import kernels_of
+from torchserve_openvino.backend.upstream import _openvino_private as relaxed
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.passes.context import PassContext

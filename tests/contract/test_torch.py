@@ -108,7 +108,7 @@ def test_fused_inference_kernels_have_no_decomposition() -> None:
 
 
 def test_reading_a_tree_may_import_modules_for_two_kinds_of_container() -> None:
-    """Why `backend/routes/serialized_tree.py` refuses them."""
+    """Why `backend/routes/serialized_graph.py` refuses them."""
     assert "import_module" in inspect.getsource(pytree.enum_object_hook)
     assert "import_module" in inspect.getsource(pytree._defaultdict_deserialize)
     spec = pytree.tree_flatten({"a": (1, [2])})[1]
@@ -164,7 +164,7 @@ def test_under_a_dispatch_mode_the_tracer_misses_convolutions() -> None:
 
 
 def test_export_keeps_the_very_tensors_and_drops_changes_of_plain_attributes() -> None:
-    """What `backend/capture/export_bind.py` and `backend/capture/module_state.py` rely on."""
+    """What `backend/capture/export.py` and `backend/capture/module_state.py` rely on."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from network import NETWORK
 from torchserve_process import TorchServeProcess, handler_path, loaded, metric
 
-from torchserve_openvino.serving.verification.mismatches import read_mismatch
+from torchserve_openvino.serving.verification.shadow import read_mismatch
 
 CONFIG = """
 minWorkers: 1

@@ -16,7 +16,7 @@ import torchserve_openvino as tov
 from documents import ROOT, Block, blocks, pages
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.serving.loading.files import load_class
-from torchserve_openvino.serving.verification.mismatches import MismatchFolder
+from torchserve_openvino.serving.verification.shadow import MismatchFolder
 
 PAGES = pages()
 

@@ -10,22 +10,28 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.compiled import CompiledModule
-from torchserve_openvino.backend.conversion.mapped_modules import Twin
+from torchserve_openvino.backend.conversion.mapped_ops import Twin
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
-from torchserve_openvino.backend.open_axes import OpenAxes
 from torchserve_openvino.backend.routes.call_cache import CallCache
+from torchserve_openvino.backend.routes.frozen import CallRecorder
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
-from torchserve_openvino.backend.routes.recorder import CallRecorder
 from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
 from torchserve_openvino.backend.runtime.deaths.journal import Journal, journal_in
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
-from torchserve_openvino.backend.torchscript.as_it_is import run_as_it_is, while_unchanged
+from torchserve_openvino.backend.spec import OpenAxes
 from torchserve_openvino.backend.torchscript.lines import UntranslatableError
-from torchserve_openvino.backend.torchscript.python_form import PythonForm, ScriptedMethod, is_scripted, python_form
+from torchserve_openvino.backend.torchscript.python_form import (
+    PythonForm,
+    ScriptedMethod,
+    is_scripted,
+    python_form,
+    run_as_it_is,
+    while_unchanged,
+)
 from torchserve_openvino.backend.upstream._openvino_private import use_libraries
-from torchserve_openvino.cache.identity.mapping_print import mappings_digest
+from torchserve_openvino.cache.identity.fingerprint import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings, Store, open_cache, state_folder
 from torchserve_openvino.config import ResolvedOptions, resolve_options, vocabulary
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError

@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
+from torchserve_openvino.backend.routes.frozen import CallRecorder
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
-from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.runtime.compare import FirstComparison
 from torchserve_openvino.backend.runtime.deaths.journal import Journal
 from torchserve_openvino.backend.runtime.execute import EagerCopy, GuardedPartition
-from torchserve_openvino.backend.runtime.first_comparison import FirstComparison
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
 from torchserve_openvino.config import ResolvedOptions

@@ -52,8 +52,7 @@ def check(
         torchserve-openvino check model-config.yaml --json | jq .settings
     """
     from torchserve_openvino.config import load_serving_config
-    from torchserve_openvino.packaging.check import check_archive
-    from torchserve_openvino.packaging.plausibility import implausible, refused_cache
+    from torchserve_openvino.packaging.check import check_archive, implausible, refused_cache
 
     warnings: list[str] = []
     try:

@@ -170,12 +170,12 @@ def _check_free(path: Path) -> None:
 def _write_files(diagnosis: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
     notes = []
     if html is not None:
-        from torchserve_openvino.doctor.rendering.html import to_html
+        from torchserve_openvino.doctor.rendering.picture import to_html
 
         html.write_text(to_html(diagnosis.to_dict()), encoding="utf-8")
         notes.append(f"{html}: open it in a browser")
     if dot is not None:
-        from torchserve_openvino.doctor.rendering.dot import to_dot
+        from torchserve_openvino.doctor.rendering.picture import to_dot
 
         dot.write_text(to_dot(diagnosis.to_dict()), encoding="utf-8")
         notes.append(f"{dot}: dot -Tsvg {dot} > graph.svg")

@@ -10,10 +10,9 @@ import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
-from torchserve_openvino.cli.reports.quantized import show_proof
-from torchserve_openvino.cli.reports.verdict import show
+from torchserve_openvino.cli.reports.tables import show, show_proof
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
-from torchserve_openvino.packaging.named_files import files_named_by
+from torchserve_openvino.packaging.archive import files_named_by
 from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.tasks.catalog import TASKS
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout
-from torchserve_openvino.cli.reports.options import DEFAULT_MANAGEMENT, Management, Token
+from torchserve_openvino.cli.reports.tables import DEFAULT_MANAGEMENT, Management, Token
 
 
 def report(

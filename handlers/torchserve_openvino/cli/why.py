@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
-from torchserve_openvino.cli.reports.options import DEFAULT_MANAGEMENT, Logs, Management, Name, Token
+from torchserve_openvino.cli.reports.tables import DEFAULT_MANAGEMENT, Logs, Management, Name, Token
 
 if TYPE_CHECKING:
     from rich.console import Console

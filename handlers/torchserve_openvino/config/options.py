@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from torchserve_openvino.config.cache_root import cache_root
 from torchserve_openvino.config.op_names import check_decomposable, check_operators
 from torchserve_openvino.config.openvino.devices import (
     DeviceCatalog,
@@ -328,3 +327,19 @@ class _Resolver:
 
 
 __all__ = ["OPTION_NAMES", "BackendOptions", "ResolvedOptions", "cache_root", "json_safe", "resolve_options"]
+
+
+# --- where the cache lies if no folder is stated ------------------------------------------------------------------
+
+
+_CACHE_FOLDER = "torchserve-openvino"
+
+
+def cache_root(env: Mapping[str, str] | None = None) -> Path:
+    """Returns the absolute path of the user's cache folder: the default, and the base of a relative ``cache_dir``.
+
+    Args:
+        env: Environment variables; ``os.environ`` if None.
+    """
+    base = Path((os.environ if env is None else env).get("XDG_CACHE_HOME", "")).expanduser()
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / _CACHE_FOLDER

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from torchserve_openvino.config.fields import UnknownWordError
 from torchserve_openvino.config.openvino.devices import DeviceCatalog
 from torchserve_openvino.config.openvino.precisions import BF16X3, no_bf16x3
 from torchserve_openvino.config.openvino.properties import DEVICE_PROPERTIES, EXECUTION_MODE, PRECISION
@@ -14,9 +15,8 @@ from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_
 from torchserve_openvino.config.problems import KeyPath, Problems, dotted
 from torchserve_openvino.config.pt2 import CompileConfig, compile_path, options_path, parse_pt2
 from torchserve_openvino.config.sections.handler import OpenVINOSection
-from torchserve_openvino.config.spelling import nearest, shown
+from torchserve_openvino.config.spelling import listed, nearest, shown
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
-from torchserve_openvino.config.validation import note_errors
 from torchserve_openvino.config.yaml_source import Source, read_yaml
 
 _PRECISION_KEY = ("handler", "openvino", "precision")
@@ -248,3 +248,57 @@ def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
         for key, each in value.items():
             paths += _paths(each, (*path, str(key)))
     return paths
+
+
+# --- turns pydantic's errors into problems of our own -------------------------------------------------------------
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) is not None:
+        return next((model for each in get_args(annotation) if (model := _model_in(each))), None)
+    return None
+
+
+def _model_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> type[BaseModel]:
+    for part in loc:
+        if isinstance(part, str) and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation) or model
+    return model
+
+
+def note_errors(error: ValidationError, model: type[BaseModel], problems: Problems) -> None:
+    """Adds each error of a failed validation to ``problems``.
+
+    Args:
+        error: What pydantic raised.
+        model: The model that was validated against.
+        problems: Collects the errors; its prefix is the path of the model.
+    """
+    for entry in error.errors(include_url=False):
+        message, suggestion = _explain(entry, model)
+        problems.add(tuple(entry["loc"]), message, suggestion=suggestion)
+
+
+def _explain(entry: Any, model: type[BaseModel]) -> tuple[str, str | None]:
+    kind, loc, context = entry["type"], entry["loc"], entry.get("ctx") or {}
+    value = entry.get("input")
+    if kind == "extra_forbidden":
+        valid = list(_model_at(model, loc[:-1]).model_fields)
+        return f"unknown key; valid keys: {listed(valid)}.", nearest(str(loc[-1]), valid)
+    if kind == "missing":
+        return "is missing.", None
+    if kind == "literal_error":
+        allowed = [word.strip().strip("'") for word in str(context["expected"]).replace(" or ", ",").split(",")]
+        return f"must be one of {listed(allowed)}, not {shown(value)}.", nearest(str(value), allowed)
+    if kind == "value_error":
+        cause = context.get("error")
+        return str(cause), cause.suggestion if isinstance(cause, UnknownWordError) else None
+    if kind in {"model_type", "model_attributes_type", "dict_type"}:
+        return f"must be a mapping, not {shown(value)}.", None
+    if kind in {"list_type", "tuple_type"}:
+        return f"must be a list, not {shown(value)}.", None
+    text = str(entry["msg"]).removeprefix("Input should ").rstrip(".")
+    text = f"must {text}" if text != entry["msg"].rstrip(".") else text
+    return f"{text}, not {shown(value)}.", None

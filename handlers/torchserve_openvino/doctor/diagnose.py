@@ -1,5 +1,6 @@
 """Turns the measurements of a model into a diagnosis."""
 
+import linecache
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, OpRow, P
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import steps_for_break
-from torchserve_openvino.doctor.source import quoted, short
 from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
@@ -195,3 +195,26 @@ def _box(node: Node, run: GraphRun, parts: Mapping[str, Any], root: Path | None)
         return None
     name = op_name(node.target)
     return Box(node.name, name, "eager", 1, ms, op_counts={name: 1}, where=short(where_of(node), root))
+
+
+# --- quotes the user's source lines and shortens their paths ------------------------------------------------------
+
+
+def split_where(where: str) -> tuple[str, int]:
+    """Splits ``file:line``, optionally followed by a function's name, into path and line; line 0 if there is none."""
+    path, _, line = where.partition(" ")[0].rpartition(":")
+    return (path, int(line)) if line.isdigit() else (where, 0)
+
+
+def quoted(where: str) -> str:
+    """Returns the source line at a place; empty if it cannot be read."""
+    path, line = split_where(where)
+    return linecache.getline(path, line).strip() if line else ""
+
+
+def short(where: str, root: Path | None) -> str:
+    """Makes a place relative to the model's folder or the working folder, if it lies below one of them."""
+    for folder in (root, Path.cwd()):
+        if folder is not None and where.startswith(f"{folder}/"):
+            return where.removeprefix(f"{folder}/")
+    return where

@@ -21,7 +21,7 @@ from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
 from torchserve_openvino.doctor.mapping.formula import formula_for
 from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
-from torchserve_openvino.doctor.mapping.trace import names, trace_op
+from torchserve_openvino.doctor.mapping.writer import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.target import Call, Target
 from torchserve_openvino.ops import op_name, overloads

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +14,9 @@ import torch
 import yaml
 
 from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.handler import VerifySection, WarmupInput
 from torchserve_openvino.config.yaml_source import read_yaml
-from torchserve_openvino.doctor.inputs import declared_inputs, parse_inputs
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
@@ -25,7 +26,8 @@ from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.loading.files import ExportedModel, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
-from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 from torchserve_openvino.serving.torchserve.archive_loader import load_handler
 from torchserve_openvino.serving.torchserve.base import worker_of
 
@@ -273,3 +275,70 @@ def _options(config: ServingConfig) -> ResolvedOptions:
     if precision.is_open(resolved) and stated not in {"f32", "auto"}:
         resolved = precision.with_precision(resolved, stated, f"{precision.KEY}: {stated}")
     return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))
+
+
+# --- inputs of a diagnosis: given on the command line or declared in the YAML, filled with random values ----------
+
+
+# name=1,3,224,224:float32:0..1; all but the shape is optional.
+_INPUT = re.compile(
+    r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:,\d+)*)"
+    r"(?::(?P<dtype>[a-z]\w*))?(?::(?P<low>-?[\d.]+)\.\.(?P<high>-?[\d.]+))?$"
+)
+HELP = "[NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 1,3,224,224 or ids=1,128:int64:0..30522 (HIGH is exclusive)"
+
+
+def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torch.Tensor]:
+    """Parses one input of the command line, batch dimension included.
+
+    Args:
+        text: ``[NAME=]SHAPE[:DTYPE][:LOW..HIGH]``; ``scalar`` is the shape of a tensor without dimensions.
+        generator: Generator of the random values.
+
+    Returns:
+        The keyword (None for a positional input) and the tensor.
+
+    Raises:
+        ConfigError: The text is not of this form, or LOW is not less than HIGH.
+    """
+    match = _INPUT.match(text.replace(" ", ""))
+    dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
+    if match is None or not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"{text!r} is not an input; write {HELP}.", key="--input")
+    scalar = match["shape"] == "scalar"
+    sizes = (1,) if scalar else tuple(map(int, match["shape"].split(",")))
+    spec = InputSpec(
+        name=match["name"] or "input",
+        keyword=match["name"] is not None,
+        shape=sizes[1:],
+        dtype=dtype,
+        low=float(match["low"]) if match["low"] else None,
+        high=float(match["high"]) if match["high"] else None,
+    )
+    if spec.low is not None and spec.high is not None and spec.low >= spec.high:
+        raise ConfigError(f"{text!r}: {match['low']} must be less than {match['high']}.", key="--input")
+    values = spec.make(Signature(sizes[0]), generator)
+    return match["name"], values[0] if scalar else values
+
+
+def parse_inputs(texts: Sequence[str]) -> Inputs:
+    """Parses all inputs of the command line; every run gets the same values."""
+    generator = torch.Generator().manual_seed(0)
+    parsed = [parse_input(text, generator) for text in texts]
+    return tuple(value for name, value in parsed if name is None), {name: value for name, value in parsed if name}
+
+
+def declared_inputs(model: Any, declared: Sequence[WarmupInput], config: ServingConfig) -> Inputs | None:
+    """Makes a batch of one as ``handler.openvino.warmup.inputs`` declares it, named dimensions at their largest length.
+
+    Args:
+        model: The eager model, for the names of its arguments.
+        declared: One entry for each input; if there is none, None is returned.
+        config: The settings that the entries belong to.
+    """
+    if not declared:
+        return None
+    dims = config.openvino.batching.dims
+    largest = {name: sizes[-1] for name, sizes in dims.items()}
+    names = parameter_names(model)
+    return DeclaredInputs(declared_specs(declared, names), names, dims).make(Signature(1, largest))

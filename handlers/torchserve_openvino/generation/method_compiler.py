@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.method_compiler import MethodCompiler, PreparedMethod
+from torchserve_openvino.serving.context import MethodCompiler, PreparedMethod, WorkerContext
 from torchserve_openvino.serving.observation.methods import MethodGraph
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 

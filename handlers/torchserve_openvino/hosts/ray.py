@@ -13,12 +13,13 @@ apply to each replica.
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
+from ray.util import metrics as ray_metrics
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
@@ -26,9 +27,9 @@ from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooL
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
 from torchserve_openvino.hosts.core import Host
-from torchserve_openvino.hosts.ray_metrics import RayMetrics
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import Response
+from torchserve_openvino.serving.requests.phases import BOUNDS, SECONDS
 
 
 class AppArgs(BaseModel):
@@ -161,3 +162,31 @@ def app(args: AppArgs) -> serve.Application:
         models[settings.name] = deployment.bind(archive, args.max_request_bytes)
     router = serve.deployment(Router).options(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
     return next(iter(models.values())) if len(models) == 1 else router.bind(models, args.max_request_bytes)
+
+
+# --- metrics by Ray -----------------------------------------------------------------------------------------------
+
+
+class RayMetrics:
+    """Hands metrics to Ray, which adds application, deployment and replica."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Any] = {}
+
+    def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Takes one value; see `serving.requests.metric_sink.Record`."""
+        if (metric := self._metrics.get(name)) is None:
+            metric = self._metrics[name] = self._made(kind, name, tuple(labels))
+        if kind == "gauge":
+            metric.set(value, dict(labels))
+        elif kind == "histogram":
+            metric.observe(value, dict(labels))
+        elif value > 0:
+            # Ray refuses an increase by 0.
+            metric.inc(value, dict(labels))
+
+    @staticmethod
+    def _made(kind: str, name: str, labels: tuple[str, ...]) -> Any:
+        if kind == "histogram":
+            return ray_metrics.Histogram(name, boundaries=list(BOUNDS.get(name, BOUNDS[SECONDS])), tag_keys=labels)
+        return {"gauge": ray_metrics.Gauge, "counter": ray_metrics.Counter}[kind](name, tag_keys=labels)

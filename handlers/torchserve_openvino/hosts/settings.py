@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.config.durations import seconds_of
+from torchserve_openvino.config.fields import seconds_of
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
 from torchserve_openvino.config.yaml_source import Source, openvino_section
 from torchserve_openvino.errors import ConfigError, PackagingError

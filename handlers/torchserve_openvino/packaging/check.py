@@ -2,19 +2,21 @@
 
 import ast
 import os
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from torchserve_openvino.cache.storage.directory import open_root
+from torchserve_openvino.cache.storage.remote import is_remote
 from torchserve_openvino.config import ConfigErrors, ServingConfig, load_serving_config
 from torchserve_openvino.config.fields import is_handler_file
-from torchserve_openvino.errors import ConfigError, ModelLoadError
-from torchserve_openvino.generation.text.exporting.weight_format import format_of
+from torchserve_openvino.errors import CacheDirectoryError, ConfigError, ModelLoadError
+from torchserve_openvino.generation.text.exporting.weights import format_of
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.packaging.imports import missing_imports, parse_source
-from torchserve_openvino.packaging.plausibility import refused_cache
 from torchserve_openvino.packaging.tuned import tuned_elsewhere
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
@@ -214,3 +216,156 @@ def _named(folder: Path, config: ServingConfig) -> Iterator[str]:
 
 def _classes(tree: ast.Module) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+# --- finds settings that are valid but make no sense on this machine, or together ---------------------------------
+
+
+# What TorchServe takes where the YAML names none.
+_BATCH_SIZE, _WORKERS, _QUEUE = 1, 1, 100
+
+
+def implausible(config: ServingConfig) -> Iterator[str]:
+    """Yields a sentence for each setting that a worker takes, but that was probably not meant.
+
+    Args:
+        config: The settings.
+    """
+    # Imported here: it imports torch.
+    from torchserve_openvino.serving.threads import usable_cores
+
+    keys, section, cores = config.torchserve, config.openvino, usable_cores()
+    batch = int(keys.get("batchSize", _BATCH_SIZE))
+    workers = int(keys.get("maxWorkers", keys.get("minWorkers", _WORKERS)))
+    queue = int(keys.get("jobQueueSize", _QUEUE))
+    if isinstance(section.threads, int) and section.threads * workers > cores:
+        times = f" for each of {workers} workers" if workers > 1 else ""
+        yield (
+            f"handler.openvino.threads is {section.threads}{times}, but this machine lets a process use {cores} "
+            "core(s): they would wait for each other; set auto"
+        )
+    options = config.backend.options.config if config.backend is not None else {}
+    for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS"):
+        value = str(options.get(name, ""))
+        if value.isdecimal() and int(value) > cores:
+            yield f"{name} is {value}, but this machine lets a process use {cores} core(s)"
+    for key, sizes in (
+        ("warmup.batch_sizes", section.warmup.batch_sizes),
+        ("batching.buckets", section.batching.buckets),
+    ):
+        if sizes == "auto":
+            continue
+        if min(sizes) > 1 and batch == 1:
+            yield (
+                f"handler.openvino.{key} is {sizes}, but batchSize is 1: each request with one item is padded to "
+                f"{min(sizes)}; raise batchSize, or add 1"
+            )
+        elif max(sizes) > batch:
+            yield (
+                f"handler.openvino.{key} has {max(sizes)}, but batchSize is {batch}: only a request with several items "
+                "fills such a batch, and it takes time and memory at start; raise batchSize, or remove it"
+            )
+    if queue < batch * workers:
+        yield (
+            f"jobQueueSize is {queue}, less than the {batch * workers} requests that {workers} worker(s) with "
+            f"batchSize {batch} take at once: batches stay small, and requests get 503"
+        )
+
+
+def refused_cache(config: ServingConfig) -> str | None:
+    """Returns why a worker would refuse the cache folder; None if it would not, or if there is none yet."""
+    options = config.backend.options if config.backend is not None else None
+    if options is None or not options.model_caching or not options.cache_dir or is_remote(options.cache_dir):
+        return None
+    try:
+        open_root(Path(options.cache_dir), writable=False)
+    except CacheDirectoryError as error:
+        return f"pt2.compile.options.cache_dir: {error}"
+    return None
+
+
+# --- finds the modules that the Python files of an archive import and that a worker would not find ----------------
+
+
+# Far above any source file; to parse it takes some hundred times as much memory.
+_MAX_SOURCE_BYTES = 8 * 2**20
+
+
+def missing_imports(folder: Path, starts: Iterable[str]) -> Iterator[str]:
+    """Yields a sentence for each import that fails, without running any code.
+
+    Imports in functions, in ``try`` and in ``if`` are left out: those may never run, or may be allowed to fail.
+
+    Args:
+        folder: The unpacked archive.
+        starts: Names of the files that a worker imports first; files of the archive that they import are read, too.
+    """
+    waiting = list(dict.fromkeys(starts))
+    seen = set(waiting)
+    while waiting:
+        name = waiting.pop(0)
+        tree = parse_source(folder / name)
+        # Whoever needs this file says what is wrong with it.
+        for node in tree.body if isinstance(tree, ast.Module) else ():
+            if isinstance(node, ast.ImportFrom) and node.level and "/" not in name:
+                yield (
+                    f"{name}, line {node.lineno}: relative imports fail in a model archive, whose files are not in a "
+                    f"package; write `from {node.module or 'module'} import ...`"
+                )
+                continue
+            for module in _modules(node):
+                inside = _file_in(folder, module)
+                if inside is not None:
+                    if inside not in seen:
+                        seen.add(inside)
+                        waiting.append(inside)
+                elif not _is_installed(module.partition(".")[0]):
+                    yield (
+                        f"{name}, line {node.lineno}: imports {module}, which is neither in the archive nor installed "
+                        f"here; package {module.partition('.')[0]}.py with --extra-files, or name what has to be "
+                        "installed with --requirements-file"
+                    )
+
+
+def _modules(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+def _file_in(folder: Path, module: str) -> str | None:
+    """Returns the archive's file for a module, relative to the folder; None if the archive does not contain it."""
+    parts = module.split(".")
+    root = folder / parts[0]
+    if root.is_dir() and any(root.rglob("*.py")):
+        path = folder.joinpath(*parts)
+        file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        return file.relative_to(folder).as_posix()
+    return f"{parts[0]}.py" if (folder / f"{parts[0]}.py").is_file() else None
+
+
+def _is_installed(name: str) -> bool:
+    """Returns True if a worker finds a module; the current folder, where the archive is made, does not count."""
+    if name in sys.stdlib_module_names or name in sys.builtin_module_names:
+        return True
+    here = Path.cwd()
+    paths = [path for path in sys.path if path and Path(path).resolve() != here]
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, paths if finder is PathFinder else None)
+        if spec is not None:
+            return True
+    return False
+
+
+def parse_source(path: Path) -> ast.Module | str:
+    """Returns a Python file's syntax tree, or what is wrong with it."""
+    if not path.is_file():
+        return "is not in the archive"
+    if (size := path.stat().st_size) > _MAX_SOURCE_BYTES:
+        return f"has {size} bytes, more than {_MAX_SOURCE_BYTES}, and is no Python file"
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (RecursionError, MemoryError):
+        return "is nested too deeply for Python"
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        return f"is not valid Python: {error}"

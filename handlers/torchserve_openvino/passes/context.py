@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
@@ -10,7 +10,41 @@ from torch import fx
 
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.bounds import Limits
+
+# --- the values that an input of a partition may hold. Light to import: a worker that starts warm reads them ------
+
+
+class Bounds(NamedTuple):
+    """The values that an integer input may hold.
+
+    Attributes:
+        op: The operator that sets the bounds; empty if the type's range or indexing does.
+        first: The value that the first element must have; None if any is allowed.
+        last: The same for the last element.
+    """
+
+    low: int
+    high: int
+    op: str = ""
+    first: int | None = None
+    last: int | None = None
+
+
+class Limits(NamedTuple):
+    """Limits that keep a subgraph's integers exact at symbolic sizes up to one.
+
+    Attributes:
+        size: The largest symbolic size for which they are exact, and sums keep their digits.
+        values: Bounds of each int64 or int32 input, and of each float that is cast to one, by node name; no entry if
+            any value is allowed.
+    """
+
+    size: int
+    values: dict[str, Bounds]
+
+
+# --- what passes read and write besides the graph itself ----------------------------------------------------------
+
 
 # Compiles a model for a device, with these properties and no others.
 Compile = Callable[[ov.Model, str, Mapping[str, Any]], ov.CompiledModel]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.cache.identity.source_code import digest_of_files
+from torchserve_openvino.cache.identity.code_walk import digest_of_files
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES, OV_PASSES
 from torchserve_openvino.passes.manager import due

@@ -1,16 +1,25 @@
 """The public view of the records: `CompileReport`, one JSON-safe schema for log, metrics, describe and CLI."""
 
 import dataclasses
+import functools
 import json
+import os
+import platform
 from collections import Counter
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from torchserve_openvino.report import text
-from torchserve_openvino.report.cache_record import CacheRecord
-from torchserve_openvino.report.environment import environment
-from torchserve_openvino.report.kernel_record import Kernel, by_kind, kept_in_floats, precisions, quantizes
-from torchserve_openvino.report.records import Fallback
+from torchserve_openvino.report.records import (
+    CacheRecord,
+    Fallback,
+    Kernel,
+    by_kind,
+    kept_in_floats,
+    precisions,
+    quantizes,
+)
 from torchserve_openvino.report.tracker import Tracker
 
 SCHEMA = 1
@@ -179,3 +188,40 @@ def _shown(fallback: Fallback) -> dict[str, Any]:
     entry = dataclasses.asdict(fallback)
     del entry["caused_by_request"], entry["seconds"]
     return entry if fallback.kind != "outside_compiled" else {**entry, "seconds": round(fallback.seconds, 4)}
+
+
+# --- versions and machine, for the report -------------------------------------------------------------------------
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        return platform.processor()
+    return platform.processor()
+
+
+@functools.lru_cache(maxsize=1)
+def _static() -> dict[str, str]:
+    packages = ("torch", "openvino", "torchserve", "torchserve-openvino", "numpy")
+    return {
+        **{name: _version(name) for name in packages},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+    }
+
+
+def environment() -> dict[str, str | int]:
+    """Returns the versions of what results depend on, the CPU's name, and this process's id."""
+    return {**_static(), "pid": os.getpid()}

@@ -11,11 +11,17 @@ from functools import partial
 from typing import Any
 
 from torchserve_openvino.config.vocabulary import FallbackKind
-from torchserve_openvino.report.cache_record import CacheRecord
-from torchserve_openvino.report.call_records import CallRecords
-from torchserve_openvino.report.kernel_record import Kernel
-from torchserve_openvino.report.records import Fallback, GraphBreak, GraphRecord, PartitionRecord, Recompile
-from torchserve_openvino.report.verify_record import VerifyRecord
+from torchserve_openvino.report.records import (
+    CacheRecord,
+    CallRecords,
+    Fallback,
+    GraphBreak,
+    GraphRecord,
+    Kernel,
+    PartitionRecord,
+    Recompile,
+    VerifyRecord,
+)
 
 # Most entries of one operator at one place: a reason may quote a value of a request, and requests have many.
 _MOST_REASONS = 32

@@ -1,12 +1,17 @@
 """Compiles a model for serving: freezes it, warms it up, and wraps it in the `ServedModel` that takes requests."""
 
+import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import CompiledModule, OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
@@ -17,7 +22,6 @@ from torchserve_openvino.report.progress import begin_step, keep_report
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel
-from torchserve_openvino.serving.shapes.bounded import BoundedShapes
 from torchserve_openvino.serving.shapes.input_spec import Signature
 from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.serving.shapes.warmup import Case, warm_up
@@ -160,3 +164,45 @@ class Compilation:
             proves=self._proves,
         )
         return settings.while_packaging(os.environ)
+
+
+# --- A model that compiles each new shape, up to a limit; further shapes share one graph of symbolic sizes --------
+
+
+logger = logging.getLogger(__name__)
+
+
+class BoundedShapes:
+    """A callable that replaces the model.
+
+    Args:
+        static: The model, compiled anew for each shape.
+        make_dynamic: Makes the model compiled once for all shapes; called when it is first needed.
+        limit: How many shapes `static` gets; `handler.openvino.batching.max_shapes`.
+    """
+
+    def __init__(self, static: Callable[..., Any], make_dynamic: Callable[[], Callable[..., Any]], limit: int) -> None:
+        self._static, self._make_dynamic, self._limit = static, make_dynamic, limit
+        self._known: set[Any] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a call on the static model, or on the dynamic one if its shape is beyond the limit."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (spec, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves))
+        return (self._static if self._takes(key) else self._dynamic)(*args, **kwargs)
+
+    def _takes(self, key: Any) -> bool:
+        with self._lock:
+            if key not in self._known and len(self._known) < self._limit:
+                self._known.add(key)
+            return key in self._known
+
+    @cached_property
+    def _dynamic(self) -> Callable[..., Any]:
+        logger.warning(
+            "More than %d shapes arrived (handler.openvino.batching.max_shapes): the others share one graph of "
+            "symbolic sizes, which is compiled now. Declare lengths (batching.dims) or set batching.mode: dynamic.",
+            self._limit,
+        )
+        return self._make_dynamic()

@@ -11,7 +11,7 @@ import torch
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.backend.runtime.pages import give_pages_back
+from torchserve_openvino.backend.runtime.own_weights import give_pages_back
 from torchserve_openvino.errors import ModelLoadError, WeightsReleasedError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case

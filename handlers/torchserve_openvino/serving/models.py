@@ -7,8 +7,7 @@ from typing import Any
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.method_compiler import MethodCompiler, compiler_of
+from torchserve_openvino.serving.context import MethodCompiler, WorkerContext, compiler_of
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
 from torchserve_openvino.serving.prepare import Preparation, Prepared, probe_shapes

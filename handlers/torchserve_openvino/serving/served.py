@@ -18,8 +18,8 @@ from torchserve_openvino.serving.requests.phases import measured_inference
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
+from torchserve_openvino.serving.shapes.plan import probe_first_rows, rows_of
 from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes
-from torchserve_openvino.serving.shapes.undeclared import probe_first_rows, rows_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.serving.verification.shadow import Shadow

@@ -18,7 +18,7 @@ from torch import nn
 from torchserve_openvino.config.sections.tasks import ImageSection
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError, UnsupportedMediaTypeError
-from torchserve_openvino.serving.requests.nested_lists import array_of
+from torchserve_openvino.serving.requests.json_body import array_of
 from torchserve_openvino.tasks.payloads import from_base64
 
 FILTERS = {

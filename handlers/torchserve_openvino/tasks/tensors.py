@@ -11,8 +11,7 @@ import torch
 
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
-from torchserve_openvino.serving.requests.json_body import parse_json
-from torchserve_openvino.serving.requests.nested_lists import MOST_DIMENSIONS, array_of, shape_of
+from torchserve_openvino.serving.requests.json_body import MOST_DIMENSIONS, array_of, parse_json, shape_of
 from torchserve_openvino.serving.requests.response_body import check_length
 
 Format = Literal["json", "npy", "kserve"]

@@ -17,8 +17,7 @@ import torch
 from cache_models import Glued, Net, X, ask, assert_hit, cache_of, entries, fresh
 from torch import nn
 
-from torchserve_openvino.backend.routes.call_entry import read_call
-from torchserve_openvino.backend.routes.partition_entry import read_interface
+from torchserve_openvino.backend.routes.call_entry import read_call, read_interface
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.cache.storage.manifest import encode
 from torchserve_openvino.cache.storage.store import Store

@@ -21,8 +21,7 @@ from openvino import opset13 as ops
 import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build as build_module
 from torchserve_openvino.backend.runtime.deaths import journal as journal_module
-from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Verdict
-from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_model
+from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Subject, Verdict, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive
 from torchserve_openvino.backend.runtime.deaths.trial import trial_of_model
 from torchserve_openvino.backend.upstream._openvino_private import core

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchserve_openvino.backend import compile
-from torchserve_openvino.backend.runtime.pages import give_pages_back
+from torchserve_openvino.backend.runtime.own_weights import give_pages_back
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="madvise")
 SIZE = 1 << 20

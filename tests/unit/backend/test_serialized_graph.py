@@ -14,8 +14,15 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers import assert_same
-from torchserve_openvino.backend.routes.serialized_graph import PlainGraph, PlainGraphError, decode, encode, to_plain
-from torchserve_openvino.backend.routes.serialized_tree import text_to_tree, tree_to_text
+from torchserve_openvino.backend.routes.serialized_graph import (
+    PlainGraph,
+    PlainGraphError,
+    decode,
+    encode,
+    text_to_tree,
+    to_plain,
+    tree_to_text,
+)
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import torchserve_openvino as tov
 from helpers import check
-from torchserve_openvino.backend.size_formulas import value_of_formula
+from torchserve_openvino.backend.spec import value_of_formula
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+from torchserve_openvino.cache.identity.fingerprint import mappings_digest
 from torchserve_openvino.cache.identity.key import ARGUMENTS, FIELDS, OPTIONS, digest, graph_options, make_key
-from torchserve_openvino.cache.identity.mapping_print import mappings_digest
 from torchserve_openvino.cache.open import CacheSettings
 from torchserve_openvino.cache.storage.manifest import KINDS
 from torchserve_openvino.cache.storage.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchserve_openvino.cache.identity import versions
-from torchserve_openvino.cache.identity.source_code import code_of, digest_of_files
+from torchserve_openvino.cache.identity.code_walk import code_of, digest_of_files
 from torchserve_openvino.cache.identity.versions import ROOMS, source_digest
 
 SOURCE = Path(versions.__file__).parents[2]

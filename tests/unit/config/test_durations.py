@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.config.durations import bytes_of, seconds_of
+from torchserve_openvino.config.fields import bytes_of, seconds_of
 from torchserve_openvino.errors import ConfigError
 
 

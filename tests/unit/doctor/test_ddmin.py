@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.doctor.bisecting.ddmin import minimise
+from torchserve_openvino.doctor.bisecting.bisect import minimise
 
 
 def is_one_minimal(found: tuple[int, ...], passes: set[frozenset[int]]) -> bool:

@@ -11,9 +11,7 @@ import pytest
 from rich.console import Console
 
 from torchserve_openvino.doctor.diagnosis import Diagnosis
-from torchserve_openvino.doctor.rendering.dot import to_dot
-from torchserve_openvino.doctor.rendering.html import to_html
-from torchserve_openvino.doctor.rendering.picture import lay_out
+from torchserve_openvino.doctor.rendering.picture import lay_out, to_dot, to_html
 from torchserve_openvino.doctor.rendering.text import print_diagnosis
 
 VOID = {"meta", "br", "img", "link", "input", "path", "rect"}

@@ -11,8 +11,7 @@ from encoder import ENCODER, encoder
 from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.doctor.diagnose import diagnose
-from torchserve_openvino.doctor.inputs import parse_inputs
-from torchserve_openvino.doctor.target import TargetSpec, load_target
+from torchserve_openvino.doctor.target import TargetSpec, load_target, parse_inputs
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
 from torchserve_openvino.packaging.archive import run_archiver
 

@@ -11,7 +11,7 @@ from language_models import VOCABULARY, each_kind, greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End
-from torchserve_openvino.generation.text.genai.shared_prefixes import SharedPrefixes, hashes_of
+from torchserve_openvino.generation.text.genai.parts import SharedPrefixes, hashes_of
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
 pytest.importorskip("transformers")

@@ -23,8 +23,7 @@ from torchserve_openvino.generation.text.exporting.artifact import (
     load,
     model_path,
 )
-from torchserve_openvino.generation.text.exporting.export import export
-from torchserve_openvino.generation.text.exporting.stateful import CacheShape
+from torchserve_openvino.generation.text.exporting.export import CacheShape, export
 from torchserve_openvino.generation.text.exporting.weights import compressed
 
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from torchserve_openvino.cli import app
 from torchserve_openvino.config.openvino import precisions
 from torchserve_openvino.packaging.archive import run_archiver
-from torchserve_openvino.packaging.imports import missing_imports
+from torchserve_openvino.packaging.check import missing_imports
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
 MINE = "from torchserve_openvino.tasks.tensor import TensorHandler\nclass Mine(TensorHandler):\n    pass\n"

@@ -21,8 +21,8 @@ from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging import inspect as inspection
 from torchserve_openvino.packaging.archive import extract, write
+from torchserve_openvino.packaging.build_archive import build_wheel
 from torchserve_openvino.packaging.inspect import inspect
-from torchserve_openvino.packaging.wheel import build_wheel
 
 CONFIG = """
 batchSize: 2

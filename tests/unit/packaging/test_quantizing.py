@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 import torchserve_openvino as tov
 from digits import TRAINED, pictures, trained
-from torchserve_openvino.cli.reports.quantized import show_proof
+from torchserve_openvino.cli.reports.tables import show_proof
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
-from torchserve_openvino.packaging.quantizing.gate import gated
-from torchserve_openvino.packaging.quantizing.layers import layers_of, without
+from torchserve_openvino.packaging.quantizing.gate import gated, layers_of, without
 from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read, shared_items
 
 pytest.importorskip("nncf")

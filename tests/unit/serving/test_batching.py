@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.requests.batching import RowRunner, bucket_sizes, split_rows
-from torchserve_openvino.serving.requests.costs import CallCosts
+from torchserve_openvino.serving.requests.batching import CallCosts, RowRunner, bucket_sizes, split_rows
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.served import ServedModel

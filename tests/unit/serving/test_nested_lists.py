@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
-from torchserve_openvino.serving.requests.nested_lists import (
+from torchserve_openvino.serving.requests.json_body import (
     NotRectangularError,
     array_of,
     flatten,

@@ -12,7 +12,7 @@ from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.bench.bodies import read_folder
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError, ModelLoadError
-from torchserve_openvino.packaging.named_files import files_named_by
+from torchserve_openvino.packaging.archive import files_named_by
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 SCRUB = """

@@ -20,11 +20,10 @@ from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.torchserve.base import worker_of
-from torchserve_openvino.serving.verification import mismatches, shadow
-from torchserve_openvino.serving.verification.idle import IdleGate, ShuttingDownError
-from torchserve_openvino.serving.verification.mismatches import read_mismatch
+from torchserve_openvino.serving.verification import shadow
 from torchserve_openvino.serving.verification.sampling import Sampler
-from torchserve_openvino.serving.verification.yielding_mode import why_not
+from torchserve_openvino.serving.verification.shadow import read_mismatch
+from torchserve_openvino.serving.verification.yielding_mode import IdleGate, ShuttingDownError, why_not
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 F32 = {"compile": {"backend": "openvino", "options": {"config": {"INFERENCE_PRECISION_HINT": "f32"}}}}
@@ -365,9 +364,9 @@ def test_the_share_is_exact_and_the_places_are_not_known(share: float) -> None:
 
 
 def test_the_folder_has_limits(tmp_path: Path, monkeypatch) -> None:
-    folder = mismatches.MismatchFolder(tmp_path / "new" / "kept")
+    folder = shadow.MismatchFolder(tmp_path / "new" / "kept")
     assert stat.S_IMODE((tmp_path / "new" / "kept").stat().st_mode) == 0o700
-    monkeypatch.setattr(mismatches, "MAX_MISMATCHES", 2)
+    monkeypatch.setattr(shadow, "MAX_MISMATCHES", 2)
     one = torch.ones(2)
     call = (({"a": [one, 3, None]}, "text"), {"b": torch.tensor([1 + 2j])})
     assert [folder.keep(f"d{i}", call, [one], [], {"note": 1, "format": 9}) for i in range(2)] == ["", ""]
@@ -376,8 +375,8 @@ def test_the_folder_has_limits(tmp_path: Path, monkeypatch) -> None:
     kept = read_mismatch(tmp_path / "new" / "kept" / "d1.json")
     assert kept.args[1] == "text" and kept.args[0]["a"][1:] == [3, None]
     assert torch.equal(kept.kwargs["b"], call[1]["b"]) and kept.expected == [] and kept.facts == {"note": 1}
-    monkeypatch.setattr(mismatches, "MAX_MISMATCHES", 9)
-    monkeypatch.setattr(mismatches, "MAX_BYTES", 100)
+    monkeypatch.setattr(shadow, "MAX_MISMATCHES", 9)
+    monkeypatch.setattr(shadow, "MAX_BYTES", 100)
     assert "more than" in folder.keep("d3", call, [one], [one], {})
     assert "object among the inputs" in folder.keep("d4", ((object(),), {}), [one], [one], {})
 
@@ -388,15 +387,15 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(ModelLoadError, match=r"shared is writable by other users .*shared/keep_mismatches"):
-        mismatches.MismatchFolder(folder)
+        shadow.MismatchFolder(folder)
     assert not list(folder.iterdir())
     # What the message says.
-    mismatches.MismatchFolder(folder / "mismatches")
+    shadow.MismatchFolder(folder / "mismatches")
     assert stat.S_IMODE((folder / "mismatches").stat().st_mode) == 0o700
 
 
 def test_a_difference_may_be_nan(tmp_path: Path) -> None:
-    folder = mismatches.MismatchFolder(tmp_path)
+    folder = shadow.MismatchFolder(tmp_path)
     assert folder.keep("d", ((float("nan"),), {}), [], [], {"worst": float("nan")}) == ""
     assert math.isnan(read_mismatch(tmp_path / "d.json").facts["worst"])
 

@@ -15,9 +15,9 @@ from serving_worker import WARMUP, save_weights
 from torchserve_openvino.backend.routes.frozen import Route
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.serving import precision, slower
-from torchserve_openvino.serving.contention import BUSY, Contention
 from torchserve_openvino.serving.placement import Placement
-from torchserve_openvino.serving.verification.times import CaseTimes
+from torchserve_openvino.serving.slower import BUSY, Contention
+from torchserve_openvino.serving.verification.measures import CaseTimes
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 # What FNet does in place of attention, at the size of its base model: eager's library is tens of times faster.

@@ -6,8 +6,15 @@ import pytest
 
 from chat_models import tokenizer
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
-from torchserve_openvino.tasks.generation.endpoints import CHATS, COMPLETIONS, endpoint_of
-from torchserve_openvino.tasks.generation.reading import GenerationRequest, Limits, Prompt, Reader
+from torchserve_openvino.tasks.generation.reading import (
+    CHATS,
+    COMPLETIONS,
+    GenerationRequest,
+    Limits,
+    Prompt,
+    Reader,
+    endpoint_of,
+)
 from torchserve_openvino.tasks.openai import RequestError, openai_error
 
 LIMITS = Limits(max_tokens=50, max_length=100, max_bytes=10_000, max_inputs=8, vocabulary=len(tokenizer()))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.tasks.text.rows import by_length, fewest_tokens
+from torchserve_openvino.tasks.text.base import by_length, fewest_tokens
 
 LENGTHS, SIZES = [16, 32, 64], [1, 2, 4, 8]
 

@@ -10,12 +10,12 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from torchserve_openvino.backend.capture.decomposed import decomposed_ops
 from torchserve_openvino.backend.capture.frame_log import count_graph_break
 from torchserve_openvino.backend.capture.graph import CompiledGraph
 from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
@@ -23,8 +23,8 @@ from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
-from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.memory_order import without_base
+from torchserve_openvino.ops.names import does_work, op_name, where_of
 from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
 from torchserve_openvino.passes.context import PassContext
@@ -166,3 +166,45 @@ def _where(gm: GraphModule) -> str:
         if node.op.startswith("call_") and (where := where_of(node)):
             return where
     return ""
+
+
+# --- finds in the lowered graph which operators were decomposed before partitioning, and into what ----------------
+
+
+@dataclass
+class Decomposed:
+    """An operator that was decomposed.
+
+    Attributes:
+        count: Number of calls; two consecutive calls in the same line of code count once.
+        into: Maps each resulting operator of the lowered graph to its number of nodes.
+        where: ``file:line`` of the first call.
+    """
+
+    count: int = 0
+    into: dict[str, int] = field(default_factory=dict)
+    where: str = ""
+
+
+def decomposed_ops(graph: Graph) -> dict[str, Decomposed]:
+    """Returns the decomposed operators by the names under which the model calls them.
+
+    Args:
+        graph: AOTAutograd's lowered graph, whose nodes record the operators that they come from.
+    """
+    by_name: dict[str, Decomposed] = {}
+    last: tuple[str, str] | None = None
+    for node in graph.nodes:
+        if node.op != "call_function" or not does_work(node):
+            continue
+        origin = node.meta.get("original_aten")
+        if not isinstance(origin, torch._ops.OpOverload) or op_name(origin) == op_name(node.target):
+            last = None
+            continue
+        name, trace = op_name(origin), node.meta.get("stack_trace") or ""
+        entry = by_name.setdefault(name, Decomposed(where=where_of(node)))
+        entry.count += last != (name, trace)
+        part = op_name(node.target)
+        entry.into[part] = entry.into.get(part, 0) + 1
+        last = (name, trace)
+    return by_name

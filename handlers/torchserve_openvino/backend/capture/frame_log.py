@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.routes.recorder import CallRecorder
+from torchserve_openvino.backend.routes.frozen import CallRecorder
 from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.backend.upstream._torch_private import (

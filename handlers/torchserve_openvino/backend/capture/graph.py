@@ -16,8 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from torchserve_openvino.backend.capture.builder import Assembled, GraphBuilder
-from torchserve_openvino.backend.routes.frozen import GraphCall, Touched
-from torchserve_openvino.backend.routes.recorder import Unverified
+from torchserve_openvino.backend.routes.frozen import GraphCall, Touched, Unverified
 from torchserve_openvino.backend.runtime.assemble import picker
 from torchserve_openvino.backend.runtime.weights import WeightWatch, can_watch
 from torchserve_openvino.backend.settings import BackendSettings

@@ -5,19 +5,19 @@ nodes stay in the outer graph and run in eager PyTorch.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from torchserve_openvino.backend.partitioning.cost_model import PIECE_US, refuse_tiny
 from torchserve_openvino.backend.partitioning.views import hand_out_views
-from torchserve_openvino.ops import Refusal, does_work, op_name, where_of
-from torchserve_openvino.ops.names import HANDED_OUT, value_of
+from torchserve_openvino.ops import Refusal, does_work, moves_only, op_name, where_of
+from torchserve_openvino.ops.names import HANDED_OUT, tensors_of, value_of
+from torchserve_openvino.report.records import quantizes
 
 Refuse = Callable[[Node], Refusal | None]
 
@@ -152,3 +152,93 @@ def is_dynamic(gm: GraphModule) -> bool:
         or (isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape))
         for value in values
     )
+
+
+# --- estimates whether a piece of a graph is worth the cost of calling OpenVINO -----------------------------------
+# A call of a partition costs about 100 microseconds, whatever it computes. A graph that is split into pieces may have
+# some with a few light operators that eager PyTorch computes in less time. The figures are from
+# scripts/benchmarks/partitions.py: up to 100 microseconds, eager PyTorch was faster in every case; above, it depends on
+# how many operators OpenVINO fuses. A graph that runs on OpenVINO as a whole needs only one call, and runs there
+# whatever its size, unless the user sets a minimum.
+
+
+# Default minimum time of a piece in eager PyTorch, if the graph is split.
+PIECE_US = 100.0
+# Eager PyTorch's dispatch of one operator, and the bytes it reads and writes per microsecond while they fit the cache.
+OP_US = 7.0
+BYTES_PER_US = 40_000.0
+# Light operators. Others take eager PyTorch several passes or a library: a gain there does not show in tensor sizes.
+_LIGHT = frozenset({torch.Tag.pointwise, torch.Tag.reduction})
+
+
+def eager_us(nodes: Sequence[Node]) -> float | None:
+    """Estimates the microseconds that eager PyTorch takes for some nodes; None if an operator is not light.
+
+    Args:
+        nodes: Nodes with static sizes; also None if a size is symbolic.
+    """
+    total = 0.0
+    for node in nodes:
+        if not does_work(node):
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload) or not _is_light(node.target):
+            return None
+        tensors = [t for each in (node, *node.all_input_nodes) for t in tensors_of(value_of(each))]
+        if any(not isinstance(size, int) for tensor in tensors for size in tensor.shape):
+            return None
+        total += OP_US + sum(tensor.numel() * tensor.element_size() for tensor in tensors) / BYTES_PER_US
+    return total
+
+
+def _is_light(target: torch._ops.OpOverload) -> bool:
+    return bool(_LIGHT.intersection(target.tags)) or moves_only(op_name(target))
+
+
+def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Refusal | None:
+    """Returns the reason to leave a piece in eager PyTorch, or None.
+
+    Args:
+        nodes: The nodes of one proposed partition.
+        least_us: Minimum time of a piece in eager PyTorch, in microseconds.
+    """
+    estimate = eager_us(nodes)
+    if estimate is None or estimate >= least_us:
+        return None
+    ops = sum(does_work(node) for node in nodes)
+    return Refusal(
+        "tiny_partition",
+        f"a piece of {ops} light operator(s), about {estimate:.0f} us in eager PyTorch: less than it costs to call "
+        f"OpenVINO (min_partition_us: {least_us:g})",
+    )
+
+
+# --- which layers of a quantised graph compute in floats, because their input was not quantised -------------------
+
+
+_DEQUANTIZE = "quantized_decomposed.dequantize_per_"
+# Position of the activations among the arguments of layers that have kernels of 8 bits.
+_ACTIVATIONS = {
+    "aten.convolution.default": 0, "aten.linear.default": 0, "aten.mm.default": 0, "aten.addmm.default": 1,
+    "aten.bmm.default": 0, "aten.baddbmm.default": 1, "aten.matmul.default": 0,
+}  # fmt: skip
+
+
+def float_layers(graph: Graph) -> dict[str, int]:
+    """Counts the layers whose activations are not quantised, by operator; empty if the graph quantises nothing."""
+    named = [(op_name(node.target), node) for node in graph.nodes if node.op == "call_function"]
+    if not quantizes(Counter(name for name, _ in named)):
+        return {}
+    layers = [(name, node.args[_ACTIVATIONS[name]]) for name, node in named if name in _ACTIVATIONS]
+    return dict(Counter(name for name, activations in layers if not _is_dequantized(activations)))
+
+
+def _is_dequantized(value: object) -> bool:
+    """Looks through operators that leave values as they are."""
+    while isinstance(value, Node) and value.op == "call_function":
+        name = op_name(value.target)
+        if name.startswith(_DEQUANTIZE):
+            return True
+        if not moves_only(name) or not value.args:
+            return False
+        value = value.args[0]
+    return False

@@ -17,22 +17,21 @@ import torch
 from torchserve_openvino.backend.routes.artifacts import Artifact
 from torchserve_openvino.backend.routes.frozen import Key, Route, signature
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
-from torchserve_openvino.backend.routes.serialized_call import (
-    LazyGraph,
-    below,
-    plain_fallback,
-    plain_record,
-    plain_single,
-)
 from torchserve_openvino.backend.routes.serialized_graph import (
+    LazyGraph,
     PlainGraph,
+    attributes,
+    below,
     decode,
     draws_random_numbers,
     encode,
+    plain_fallback,
+    plain_record,
+    plain_single,
+    text_to_tree,
     to_plain,
+    tree_to_text,
 )
-from torchserve_openvino.backend.routes.serialized_part import attributes
-from torchserve_openvino.backend.routes.serialized_tree import text_to_tree, tree_to_text
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
 from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
@@ -47,7 +46,7 @@ from torchserve_openvino.report.records import GraphRecord
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.routes.call_entry import StoredCall
-    from torchserve_openvino.backend.routes.serialized_part import Blueprint
+    from torchserve_openvino.backend.routes.serialized_graph import Blueprint
 
 logger = logging.getLogger(__name__)
 

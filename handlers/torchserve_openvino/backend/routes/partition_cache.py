@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from torchserve_openvino.backend.routes.artifacts import ArtifactStore
-from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError
-from torchserve_openvino.backend.routes.serialized_part import mapped_modules, serialized_part
+from torchserve_openvino.backend.routes.serialized_graph import PlainGraphError, mapped_modules, serialized_part
 from torchserve_openvino.backend.runtime.build import (
     Built,
     build_from_ir,
@@ -34,8 +33,7 @@ from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
 from torchserve_openvino.passes.digests import all_passes, device_passes, graph_passes
-from torchserve_openvino.report.cache_record import CacheRecord
-from torchserve_openvino.report.records import PartitionRecord
+from torchserve_openvino.report.records import CacheRecord, PartitionRecord
 from torchserve_openvino.report.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -138,7 +136,7 @@ class PartitionCache:
             self._record.misses += 1
             return None
         # Imported here: it imports pydantic, which is needed only where there are entries.
-        from torchserve_openvino.backend.routes.partition_entry import read_interface
+        from torchserve_openvino.backend.routes.call_entry import read_interface
 
         try:
             interface = read_interface(entry.body)

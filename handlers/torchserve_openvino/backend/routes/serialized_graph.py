@@ -4,15 +4,33 @@ No code of an entry is executed: a target is a name that is looked up among torc
 builtins that lowered graphs use, and an argument is a literal of a known kind.
 """
 
+import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from torchserve_openvino.backend.conversion.mapped_ops import module_of
+from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode
+from torchserve_openvino.backend.runtime.assemble import SinglePartition
+from torchserve_openvino.backend.spec import spec_of
+from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.ops import fourier  # noqa: F401
+from torchserve_openvino.ops.mappings import MODULES
+from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.report.records import GraphRecord
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.partitioning.partition import RefusedNode
 
 # Registers this package's own operators, which a process that traces nothing needs too.
-from torchserve_openvino.ops import fourier  # noqa: F401
 
 Plain = dict[str, Any]
 
@@ -204,3 +222,170 @@ def draws_random_numbers(name: str) -> bool:
     except PlainGraphError:
         return False
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+# --- converts the structure of a call's inputs and of its result to text, and back --------------------------------
+
+
+# For these two, torch's reader would import any module that an entry names.
+_IMPORTING = ("collections.defaultdict", "__enum__")
+
+
+def tree_to_text(spec: Any) -> str:
+    """Returns the structure as JSON text.
+
+    Raises:
+        ValueError: A container has no name in torch's pytree, or cannot be read back without importing code.
+    """
+    try:
+        text: str = pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(f"the structure has no text form: {error}") from error
+    if text_to_tree(text) != spec:
+        raise ValueError("the structure changes when it is written as text: a key that is not a string")
+    return text
+
+
+def text_to_tree(text: str) -> Any:
+    """Returns the structure that `tree_to_text` wrote.
+
+    Raises:
+        ValueError: The text was not written by it, or names a container that this process does not know.
+    """
+    for name in _IMPORTING:
+        if name in text:
+            raise ValueError(f"the structure holds a {name.strip('_')}, which cannot be stored")
+    try:
+        return pytree.treespec_loads(text)
+    except (NotImplementedError, TypeError, KeyError) as error:
+        raise ValueError(f"the structure cannot be read: {error}") from error
+
+
+# --- describes a partition and the graph around it as plain data, for the keys and entries of the cache -----------
+
+
+@dataclass
+class Blueprint:
+    """How a graph was built, so that it can be built again from stored partitions.
+
+    Attributes:
+        keys: Key of each partition in the cache, in the order of ``partitioned.parts``.
+        record: The graph's record in the report.
+    """
+
+    partitioned: Partitioned
+    keys: list[str]
+    record: GraphRecord = field(repr=False)
+
+    @property
+    def left_out(self) -> list[RefusedNode]:
+        """Nodes that run in eager PyTorch."""
+        return self.partitioned.left_out
+
+
+def serialized_part(part: Part) -> Plain:
+    """Returns everything that decides what a partition computes, except its constants.
+
+    Raises:
+        PlainGraphError: The partition holds something without a plain form.
+        TypeError: A value can't be passed to OpenVINO.
+    """
+    return {
+        "graph": to_plain(part.graph.graph),
+        "inputs": [spec_of(value_of(node)).to_plain() for node in part.arguments],
+        "outputs": [spec_of(value_of(node)).to_plain() for node in part.output_nodes()],
+        "attributes": {name: tensor_digest(tensor) for name, tensor in attributes(part.graph).items()},
+    }
+
+
+def mapped_modules(part: Part) -> dict[str, str]:
+    """Returns digests of a part's mapped modules without their weights, by the names of their operators.
+
+    Raises:
+        PlainGraphError: A module holds something that cannot be read.
+    """
+    found: dict[str, str] = {}
+    for name in sorted(part.op_counts):
+        if name.startswith(f"{MODULES}."):
+            known = fingerprint(module_of(name))
+            if known.unknown:
+                raise PlainGraphError(f"the mapped module {name} holds {known.unknown[0]}")
+            found[name] = known.code
+    return found
+
+
+def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:
+    """Returns the tensors that are attributes of a graph.
+
+    Raises:
+        PlainGraphError: An attribute is not a tensor, but the nested graph of a higher-order operator.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value: Any = getattr(graph, str(node.target), None)
+        if not isinstance(value, torch.Tensor):
+            raise PlainGraphError(f"the graph's attribute {node.target} is a {type(value).__name__}")
+        found[str(node.target)] = value
+    return found
+
+
+# --- the plain-data parts of a stored call: records, fallbacks, and graphs that are built when they are needed ----
+
+
+class LazyGraph:
+    """A plain graph that is built when it is first needed, which is when OpenVINO fails."""
+
+    def __init__(self, plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._plain = dict(plain)
+        self._tensors = tensors
+
+    @functools.cached_property
+    def _graph(self) -> PlainGraph:
+        return PlainGraph(self._plain, {}, self._tensors)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the graph."""
+        return self._graph(*args)
+
+
+def plain_single(whole: SinglePartition) -> dict[str, Any]:
+    """Returns a single partition as JSON-safe data."""
+    slots = [[kind, encode(value)] for kind, value in whole.slots]
+    return {"part": whole.part, "pick": whole.pick, "slots": slots}
+
+
+def below(tensors: Mapping[str, torch.Tensor], part: str) -> dict[str, torch.Tensor]:
+    """Returns the tensors of one graph, which are named ``GRAPH/NAME``, by ``NAME``."""
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.partition("/")[0] == part}
+
+
+def plain_record(record: GraphRecord) -> dict[str, Any]:
+    """Returns a record as JSON-safe data, without what is specific to the process that compiled."""
+    partitions = [
+        {
+            "name": p.name,
+            "ops": p.ops,
+            "op_counts": dict(p.op_counts),
+            "float_layers": dict(p.float_layers),
+            "builds": 0,
+        }
+        for p in record.partitions
+    ]
+    facts = dataclasses.asdict(record)
+    for name in ("index", "lower_seconds"):
+        del facts[name]
+    decomposed = {name: {**each, "where": place_of(each["where"])} for name, each in record.decomposed.items()}
+    return {**facts, "where": place_of(record.where), "decomposed": decomposed, "partitions": partitions}
+
+
+def plain_fallback(item: "RefusedNode") -> dict[str, Any]:
+    """Returns a refused node as a JSON-safe fallback."""
+    refusal = item.refusal
+    return {"kind": refusal.kind, "op": item.op, "to": "eager", "reason": refusal.reason, "where": place_of(item.where)}
+
+
+def place_of(where: str) -> str:
+    """Returns ``file:line`` without the folder of the user's file: each worker unpacks the archive to another one."""
+    if "site-packages" in where or "dist-packages" in where:
+        return where
+    return where.rpartition("/")[2]

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
-from torchserve_openvino.backend.routes.recorder import Unverified
+from torchserve_openvino.backend.routes.frozen import Unverified
 from torchserve_openvino.backend.runners.guarded import Traced
 from torchserve_openvino.backend.settings import BackendSettings
 

@@ -13,7 +13,7 @@ from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Ke
 from torchserve_openvino.backend.routes.proof import Proof
 from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
-from torchserve_openvino.backend.runtime.pages import give_pages_back
+from torchserve_openvino.backend.runtime.own_weights import give_pages_back
 from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError

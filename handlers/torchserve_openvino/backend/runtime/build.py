@@ -13,23 +13,20 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.runtime import split_products
-from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode
-from torchserve_openvino.backend.runtime.deaths.subject import Subject, subject_of_blob, subject_of_model
+from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Subject, subject_of_blob, subject_of_model
 from torchserve_openvino.backend.runtime.deaths.survive import survive
 from torchserve_openvino.backend.runtime.deaths.trial import trial_of_file, trial_of_model
-from torchserve_openvino.backend.runtime.kernels import kernels_of
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
-from torchserve_openvino.backend.upstream._openvino_private import core
+from torchserve_openvino.backend.upstream._openvino_private import core, plugin_library
 from torchserve_openvino.config.openvino.precisions import BF16X3, runtime_requirements
+from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import OV_PASSES
 from torchserve_openvino.passes.manager import due, run_passes
 from torchserve_openvino.passes.ov.fused_chains import NO_FUSION, crashes_plugin
-from torchserve_openvino.report.kernel_record import quantizes
-from torchserve_openvino.report.records import PartitionRecord
+from torchserve_openvino.report.records import BF16X3_SUFFIX, Kernel, PartitionRecord, quantizes
 from torchserve_openvino.report.tracker import Tracker
 
 # With symbolic sizes, the CPU plugin caches the kernels that it made for each size: by default up to 5000 per compiled
@@ -119,9 +116,7 @@ def _compiled(
         return core().compile_model(model, device, properties(mode))
 
     def trial(mode: Mode) -> str:
-        return trial_of_model(
-            model, device, properties(mode), [*registered().libraries, *split_products.extension_libraries(config)]
-        )
+        return trial_of_model(model, device, properties(mode), [*registered().libraries, *extension_libraries(config)])
 
     def describe() -> Subject:
         return subject_of_model(model, name, device, config, device_facts(device))
@@ -150,7 +145,7 @@ def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -
     if not _is_cpu(device):
         return dict(config)
     fusion = NO_FUSION if unfused else {}
-    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **fusion, **split_products.plugin_config(config)}
+    return {**_KEPT_KERNELS, **_TIMED, **_EXACT, **fusion, **plugin_config(config)}
 
 
 def _built(
@@ -338,3 +333,53 @@ def _members(device: str) -> list[str]:
 def cpu_level() -> str:
     """Returns the CPU's instruction set as OpenVINO writes it into blobs, ``meta=1.0;ov=2026.4.1;isa=Intel AVX2``."""
     return runtime_requirements()
+
+
+# --- which kernels a compiled model runs, at which precision, and how long each takes: the truth behind every hint
+# OpenVINO's runtime model says it. Times are averages over all calls; they are there on devices that count
+# (``PERF_COUNT``), once there was a call.
+
+
+# Nodes that compute nothing.
+_IDLE = {"Input", "Output", "Const", "Constant", "Parameter", "Result"}
+
+
+def kernels_of(compiled: ov.CompiledModel) -> list[Kernel]:
+    """Returns the kernels of a compiled model in their order; none where the device does not tell."""
+    try:
+        operations = compiled.get_runtime_model().get_ordered_ops()
+    except RuntimeError:
+        return []
+    kernels = [_kernel(operation) for operation in operations]
+    return [kernel for kernel in kernels if kernel is not None and kernel.kind not in _IDLE]
+
+
+def _kernel(operation: Any) -> Kernel | None:
+    facts = operation.get_rt_info()
+
+    def fact(name: str) -> str:
+        return str(facts[name].astype(str)) if name in facts else ""
+
+    kind = fact("layerType")
+    if not kind:
+        return None
+    time = fact("execTimeMcs")
+    names = tuple(name for name in fact("originalLayersNames").split(",") if name)
+    seconds = int(time) * 1e-6 if time.isdigit() else None
+    precision = fact("runtimePrecision").lower()
+    if precision == "bf16" and any(name.endswith(BF16X3_SUFFIX) for name in names):
+        precision = "bf16x3"
+    return Kernel(kind, precision, fact("primitiveType"), names, seconds)
+
+
+# --- properties and libraries for a model in the precision bf16x3, which OpenVINO itself does not have ------------
+
+
+def plugin_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the properties for the plugin: what is not split stays in f32."""
+    return {**config, PRECISION: "f32"} if config.get(PRECISION) == BF16X3 else dict(config)
+
+
+def extension_libraries(config: Mapping[str, Any]) -> list[Path]:
+    """Returns the libraries with operations of such a model."""
+    return [plugin_library()] if config.get(PRECISION) == BF16X3 else []

@@ -18,7 +18,7 @@ from torchserve_openvino.backend.runtime.memory import OutputMemory, array_over,
 from torchserve_openvino.backend.spec import Interface, SizeLimits, Sizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
 from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
-from torchserve_openvino.passes.bounds import Bounds
+from torchserve_openvino.passes.context import Bounds
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental import _config as shape_config
 
-from torchserve_openvino.backend.open_axes import OpenAxes
+from torchserve_openvino.backend.spec import OpenAxes
 
 # Attributes that torch sets on a marked tensor: the set of axes, and a flag that there is one.
 _MARKS = ("_dynamo_weak_dynamic_indices", "_has_dynamo_dim_marking")

@@ -4,13 +4,16 @@ import abc
 import builtins
 import dis
 import functools
+import re
 import sys
+import sysconfig
 import types
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-
-from torchserve_openvino.cache.identity.provenance import is_installed, is_library, is_torch, source_digest, version
 
 _CLASS_BOOKKEEPING = frozenset(
     {
@@ -226,3 +229,143 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+# --- the code in Python source: what is left without comments, docstrings and blank lines, which change no result
+# Done by regular expressions, not by Python's own parser: that takes ten times as long, at each start of a worker, and
+# its output differs between versions of Python, which share entries.
+
+
+# A comment, or a string with its prefix, of three quotes or of one.
+_TOKEN = re.compile(
+    r"#[^\n]*"
+    r"|[A-Za-z]{0,2}(?:"
+    r'"""(?:[^"\\]|\\.|"(?!""))*"""'
+    r"|'''(?:[^'\\]|\\.|'(?!''))*'''"
+    r'|"(?:[^"\\\n]|\\.)*"'
+    r"|'(?:[^'\\\n]|\\.)*'"
+    r")",
+    re.DOTALL,
+)
+_IDLE = re.compile(r"[ \t]+(?=\n)|\n(?=[ \t]*(?:\n|\Z))")
+_LINE_END = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+
+
+def code_of(source: str) -> str:
+    """Returns source without comments, docstrings and blank lines; what is in other strings stays."""
+    # Code and strings in turn: only code is normalized.
+    parts: list[str] = []
+    code, end, depth = "", 0, 0
+    for token in _TOKEN.finditer(source):
+        between = source[end : token.start()]
+        code += between
+        depth += sum(map(between.count, "([{")) - sum(map(between.count, ")]}"))
+        end = token.end()
+        if not (token[0].startswith("#") or (not depth and _is_docstring(parts, code, source, end))):
+            parts += [_IDLE.sub("", code), token[0]]
+            code = ""
+    parts.append(_IDLE.sub("", code + source[end:]))
+    return "".join(parts).lstrip("\n")
+
+
+def _is_docstring(parts: list[str], code: str, source: str, end: int) -> bool:
+    """Returns True if a string outside brackets is a statement, the first one of a file or behind a colon.
+
+    Args:
+        parts: What comes before ``code``.
+        code: The code between the previous string and this one.
+        source: The source.
+        end: Where the string ends.
+    """
+    before, _, indent = code.rpartition("\n")
+    before = before.rstrip()
+    first = before.endswith(":") if before else not parts
+    return first and not indent.strip() and _LINE_END.match(source, end) is not None
+
+
+def digest_of_files(root: Path, paths: Iterable[Path]) -> str:
+    """Returns a digest of the code in files, and of their paths below ``root``.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+    """
+    digest = blake3()
+    for path in paths:
+        code = code_of(path.read_text(encoding="utf-8")).encode()
+        digest.update(f"{path.relative_to(root).as_posix()}:{len(code)};".encode())
+        digest.update(code)
+    return digest.hexdigest(length=8)
+
+
+# --- where a Python module comes from: the user, an installed package, or Python itself ---------------------------
+
+
+# CPython's flag of classes that Python code made (Py_TPFLAGS_HEAPTYPE).
+_HEAP_TYPE = 1 << 9
+_LIBRARIES = ("purelib", "platlib", "stdlib", "platstdlib")
+
+
+def is_torch(module: str) -> bool:
+    """Whether a module is part of torch, and so is identified by torch's version."""
+    return module == "torch" or module.startswith("torch.")
+
+
+def is_library(thing: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or another installed package."""
+    module = getattr(thing, "__module__", None)
+    if not isinstance(module, str):
+        return False
+    if module == "builtins":
+        # A class that was created by `exec` has this module as well.
+        name = getattr(thing, "__qualname__", "")
+        return (
+            getattr(builtins, name.partition(".")[0], None) is not None
+            or not isinstance(thing, type)
+            or _made_in_c(thing)
+        )
+    return is_torch(module) or is_installed(module)
+
+
+def _made_in_c(cls: type) -> bool:
+    """Whether a class is built into Python but has no name in ``builtins``, such as the type of functions."""
+    return not cls.__flags__ & _HEAP_TYPE
+
+
+@functools.lru_cache(maxsize=4096)
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to an installed package or to Python itself, and so is identified by version."""
+    if module == "builtins" or module in sys.builtin_module_names:
+        return True
+    if module == "__main__":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        # A submodule that is compiled into another extension module has no file.
+        top = module.partition(".")[0]
+        return top != module and top in sys.modules and is_installed(top)
+    parts = Path(file).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return any(Path(file).is_relative_to(sysconfig.get_path(name)) for name in _LIBRARIES)
+
+
+@functools.lru_cache(maxsize=1024)
+def version(module: str) -> str:
+    """Returns the version of the package that a module belongs to; empty if it has none."""
+    top = module.partition(".")[0]
+    stated = getattr(sys.modules.get(top), "__version__", None)
+    if isinstance(stated, str):
+        return stated
+    try:
+        return metadata.version(top) if is_installed(top) and top not in sys.stdlib_module_names else ""
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def source_digest(module: str) -> str:
+    """Returns the digest of a module's file; empty if it has no file, and for the standard library."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in sys.stdlib_module_names or file is None or not Path(file).is_file():
+        return ""
+    return blake3(Path(file).read_bytes()).hexdigest()

@@ -5,8 +5,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from torchserve_openvino.cache.identity.code_walk import digest_of_files
 from torchserve_openvino.cache.identity.key import FORMAT
-from torchserve_openvino.cache.identity.source_code import digest_of_files
 
 # Folders and files of what compiles a model into partitions and runs them, besides the passes: entries name these one
 # by one (`passes/digests.py`).

@@ -12,7 +12,6 @@ from typing import Any
 
 from torchserve_openvino.cache.storage import housekeeping
 from torchserve_openvino.cache.storage.directory import Draft, open_root, remove
-from torchserve_openvino.cache.storage.events import Events
 from torchserve_openvino.cache.storage.housekeeping import Freed, Problem, Progress, Size
 from torchserve_openvino.cache.storage.locks import commit_lock, hold
 from torchserve_openvino.cache.storage.manifest import (
@@ -30,7 +29,7 @@ from torchserve_openvino.cache.storage.manifest import (
     record_of,
 )
 from torchserve_openvino.cache.storage.objects import Objects, Source
-from torchserve_openvino.cache.storage.reader import Reader
+from torchserve_openvino.cache.storage.reader import Events, Reader
 from torchserve_openvino.errors import DamagedEntryError
 
 logger = logging.getLogger(__name__)

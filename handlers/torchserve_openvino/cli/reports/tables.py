@@ -1,13 +1,19 @@
 """Prints a compile report as tables for a terminal."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torchserve_openvino.cli.console import stdout
 from torchserve_openvino.report.text import products_line, verify_line
+
+if TYPE_CHECKING:
+    from torchserve_openvino.packaging.inspect import Verdict
 
 _MOST_SHAPES = 3
 
@@ -184,3 +190,87 @@ def _print(console: Console, title: str, columns: tuple[Column, ...], entries: l
 
 def _text(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
+
+
+# --- whether an archive starts warm, as text ----------------------------------------------------------------------
+
+
+def show(path: Path, verdict: "Verdict") -> None:
+    """Prints how an archive starts on this machine, and why."""
+    meaning = {
+        "warm": "nothing is traced or compiled",
+        "from IR": "nothing is traced; OpenVINO compiles",
+        "cold": "everything is traced and compiled",
+    }
+    console = stdout()
+    console.print(f"{path}: starts {verdict.start} here ({meaning[verdict.start]})")
+    console.print(
+        f"  model {verdict.model.get('modelName', '?')} {verdict.model.get('modelVersion', '?')}, "
+        f"handler {verdict.model.get('handler', '?')}"
+    )
+    console.print(
+        f"  {verdict.calls} input signature(s), {verdict.partitions} partition(s), {verdict.compiled} compiled for here"
+    )
+    for reason in verdict.reasons:
+        console.print(f"  - {reason}")
+
+
+# --- what quantising a model cost and gained, as text -------------------------------------------------------------
+
+
+def show_proof(facts: dict[str, Any], console: Console) -> None:
+    """Prints accuracy against speed for each version of the model that was tried.
+
+    Args:
+        facts: As `QUANTIZED` in the archive holds them.
+        console: Where to.
+    """
+    proof = facts["evaluation"]
+    table = Table("in f32", proof["metric"], "drop", "ms", "times f32")
+    before = proof["f32_milliseconds"]
+    table.add_row("all", f"{proof['f32']:.4f}", "", f"{before:.2f}", "1.00")
+    for step in proof["steps"]:
+        taken = step["milliseconds"]
+        table.add_row(
+            f"{step['in_f32']} layers" if step["in_f32"] else "none", f"{step['value']:.4f}", f"{step['drop']:.4f}",
+            f"{taken:.2f}", f"{before / taken:.2f}" if taken else "",
+        )  # fmt: skip
+    console.print(f"quantised by {facts['method']}, compared on {proof['items']} requests{_which(proof)}:")
+    console.print(table)
+    if proof["in_f32"]:
+        console.print(f"left in f32: {', '.join(proof['in_f32'])}")
+
+
+def _which(proof: dict[str, Any]) -> str:
+    """Says whether the requests are those of the calibration; archives of earlier versions don't tell."""
+    shared = proof.get("shared")
+    if shared is None:
+        return ""
+    if not shared:
+        return ", none of which it was calibrated on"
+    some = "the very ones" if shared == proof["items"] else f"{shared} of them"
+    return (
+        f", {some} that it was calibrated on: the loss on others may be larger; name others in "
+        "handler.openvino.quantize.evaluation.data"
+    )
+
+
+# --- options that several commands about a served model share -----------------------------------------------------
+
+
+DEFAULT_MANAGEMENT = "http://127.0.0.1:8081"
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)]
+Management = Annotated[str, typer.Option(help="Address of TorchServe's management API.")]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TORCHSERVE_MANAGEMENT_TOKEN",
+        help="Management key, if the server requires one (in its key_file.json).",
+        show_default=False,
+    ),
+]
+Logs = Annotated[
+    Path | None,
+    typer.Option(help="TorchServe's log folder; by default LOG_LOCATION, else ./logs.", show_default=False),
+]

@@ -22,6 +22,7 @@ from torchserve_openvino.config.fields import (
     OnViolation,
     Paths,
     Positive,
+    PythonFile,
     Share,
     Sizes,
     SomeShare,
@@ -30,7 +31,6 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.config.sections.record import RecordSection
 from torchserve_openvino.config.sections.tasks import (
     SECTION,
     AudioSection,
@@ -40,6 +40,37 @@ from torchserve_openvino.config.sections.tasks import (
     TextSection,
 )
 from torchserve_openvino.config.spelling import listed, nearest
+
+# --- the section `handler.openvino.record`: requests that are kept, to be measured with ---------------------------
+
+
+class RecordSection(BaseModel):
+    """Keeps some requests as files, for `tune --requests` and `bench --requests`. Off without a folder."""
+
+    model_config = SECTION
+
+    folder: Folder | None = None
+    """Folder (absolute path) for the bodies of requests that were answered; private to the user that the workers run
+    as. They hold what clients sent: see `scrub`."""
+    every: Count = 100
+    """One request in so many is kept."""
+    most: Count = 1000
+    """Largest number of files in the folder; no more are kept then, and none is removed."""
+    max_mb: Positive = 100.0
+    """Largest size of all files together, in 10^6 bytes."""
+    scrub: PythonFile | None = None
+    """Python file in the archive (`--extra-files`) with `scrub(body: bytes, content_type: str) -> bytes | None`, which
+    removes what must not be kept, or the whole request (None). A request on which it fails is not kept."""
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> "RecordSection":
+        if self.folder is None and self.model_fields_set:
+            raise ValueError("has no effect without a folder: record: {folder: /var/lib/requests}.")
+        return self
+
+
+# --- the section `handler.openvino`: what happens around compilation. One pydantic model per sub-section ----------
+
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"

@@ -22,8 +22,7 @@ from torchserve_openvino.backend.runtime.execute import wrap
 from torchserve_openvino.backend.spec import OV_TYPES, ValueSpec
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.op_names import packet_name
-from torchserve_openvino.doctor.mapping.trace import trace_op
-from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, UnknownOpError, Writer
+from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, UnknownOpError, Writer, trace_op
 from torchserve_openvino.doctor.target import Call
 from torchserve_openvino.ops import op_name
 

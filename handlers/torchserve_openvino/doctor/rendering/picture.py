@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.doctor.mapping.skeletons import environment
+
 CHARACTER = 6.6
 LINE = 15
 PADDING = 10
@@ -124,3 +126,73 @@ def _curve(first: Placed, second: Placed) -> str:
     x2, y2 = second.x + second.width / 2, second.y
     bend = (y2 - y1) / 2
     return f"M{x1:.1f},{y1:.1f} C{x1:.1f},{y1 + bend:.1f} {x2:.1f},{y2 - bend:.1f} {x2:.1f},{y2:.1f}"
+
+
+# --- renders the graphs of a diagnosis as GraphViz text -----------------------------------------------------------
+
+
+_COLOURS = {"openvino": "#cfe8d5", "eager": "#f8d9b8", "inductor": "#f3e6a8"}
+_OTHER = "#e4e4e4"
+
+
+def to_dot(diagnosis: Mapping[str, Any]) -> str:
+    """Returns the GraphViz text of all graphs, one cluster each.
+
+    Args:
+        diagnosis: Result of `Diagnosis.to_dict`.
+    """
+    lines = [
+        f"digraph {_quoted(diagnosis['model'])} {{",
+        "  rankdir=TB;",
+        '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11];',
+    ]
+    for picture in diagnosis["pictures"]:
+        lines.append(f"  subgraph cluster_{picture['index']} {{")
+        lines.append(f"    label={_quoted(' '.join(['graph', str(picture['index']), picture['where']]))};")
+        for box in picture["boxes"]:
+            label = "\\n".join(_escaped(line) for line in box_lines(box))
+            colour = _COLOURS.get(box["runs_on"], _OTHER)
+            lines.append(f'    {_quoted(box["id"])} [label="{label}", fillcolor="{colour}"];')
+        lines += [f"    {_quoted(first)} -> {_quoted(second)};" for first, second in picture["edges"]]
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _quoted(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+# --- renders a diagnosis as one self-contained HTML page ----------------------------------------------------------
+
+
+def to_html(diagnosis: Mapping[str, Any]) -> str:
+    """Returns the HTML page.
+
+    Args:
+        diagnosis: Result of `Diagnosis.to_dict`.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    partitions = [
+        {**box, "graph": picture["index"]}
+        for picture in diagnosis["pictures"]
+        for box in picture["boxes"]
+        if box["runs_on"] not in {"input", "output"}
+    ]
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            d=diagnosis,
+            pictures=[(picture, lay_out(picture)) for picture in diagnosis["pictures"]],
+            partitions=sorted(partitions, key=lambda box: -box["ms"]),
+            slowest=max((box["ms"] for box in partitions), default=0.0) or 1.0,
+            line=LINE,
+            padding=PADDING,
+        )
+    )

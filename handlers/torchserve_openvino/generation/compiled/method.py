@@ -17,8 +17,7 @@ from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.generation.parts import prepare_parts
 from torchserve_openvino.generation.text.compiled import check, places_of, sizes_of
-from torchserve_openvino.serving.context import WorkerContext
-from torchserve_openvino.serving.method_compiler import PreparedMethod
+from torchserve_openvino.serving.context import PreparedMethod, WorkerContext
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 logger = logging.getLogger(__name__)

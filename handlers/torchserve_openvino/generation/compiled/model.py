@@ -1,19 +1,23 @@
 """A model of transformers whose encoder and decoder run by compiled graphs, step by step or by its own `generate`."""
 
 import copy
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.generation.calls import Part
-from torchserve_openvino.generation.compiled.distances import with_tables
+from torchserve_openvino.backend import eager_watch
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.compiled.layout import IDS, Sizes, layout_of, memory, model_input
-from torchserve_openvino.generation.compiled.steps import Draw, Rows
+from torchserve_openvino.generation.parts import Calls, Part
 from torchserve_openvino.serving.modes import SERVING
 from torchserve_openvino.serving.shapes.inputs import ordinary
+from torchserve_openvino.serving.shapes.plan import Shapes
+from torchserve_openvino.serving.shapes.value_sets import ValueSet
+from torchserve_openvino.serving.shapes.warmup import Case
 
 
 class CompiledGeneration:
@@ -258,3 +262,173 @@ def _lengths(rows: int, length: int) -> Tensor:
     """Returns a mask for rows of different lengths, ``[rows, length]``."""
     real = torch.tensor([max(1, length * (row + 1) // (rows + 1)) for row in range(rows)])
     return (torch.arange(length) < real[:, None]).to(torch.int64)
+
+
+# --- attention that depends on distances (T5's): a table takes the place of their computation ---------------------
+# T5 sorts distances into buckets by their logarithm, and takes the logarithm of 0 where it does not use the result.
+# That is no integer which OpenVINO could compute. What the buckets give depends on the distance only, so it is
+# computed here, once for each distance, by the model itself.
+
+
+_BIAS, _PAST = "compute_bias", "past_seen_tokens"
+
+
+class _ByTable:
+    """Takes the place of an attention's own `compute_bias`."""
+
+    by_distance: Tensor
+
+    def compute_bias(
+        self, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
+    ) -> Tensor:  # fmt: skip
+        """Returns what is added to scores, ``[1, heads, queries, keys]``."""
+        places = (len(self.by_distance) + 1) // 2
+        queries = torch.arange(query_length)[:, None] + past_seen_tokens
+        distances = torch.arange(key_length)[None] - queries + places - 1
+        # Queries behind the last place are padding.
+        biases = self.by_distance[distances.clamp(0, 2 * places - 2)]
+        return biases.permute(2, 0, 1)[None]
+
+
+def _tabled(kind: type) -> type:
+    return type(f"{kind.__name__}ByTable", (_ByTable, kind), {"__module__": __name__})
+
+
+def with_tables(model: nn.Module, places: int) -> nn.Module:
+    """Returns the model, with tables in its decoder where it computes by distances; the original stays as it is.
+
+    Args:
+        model: A model of transformers.
+        places: Most tokens of the decoder.
+
+    Raises:
+        ModelLoadError: It computes otherwise than tables can.
+    """
+    for path, module in list(model.named_modules()):
+        if (
+            hasattr(module, "relative_attention_bias")
+            and hasattr(module, _BIAS)
+            and getattr(module, "is_decoder", True)
+        ):
+            model = _replaced(model, path.split("."), _with_table(module, places))
+    return model
+
+
+def _with_table(attention: Any, places: int) -> nn.Module:
+    name = type(attention).__name__
+    if _PAST not in inspect.signature(attention.compute_bias).parameters:
+        raise ModelLoadError(f"{name} computes its distances in a way that is not known here.")
+    tabled = copy.copy(attention)
+    tabled.__class__ = _tabled(type(attention))
+    tabled._buffers = dict(attention._buffers)
+    with torch.no_grad():
+        # To all keys: from the last place, distances up to 0; from the first one, those from 0.
+        before = attention.compute_bias(1, places, past_seen_tokens=places - 1)[0, :, 0]
+        after = attention.compute_bias(1, places, past_seen_tokens=0)[0, :, 0]
+        tabled.register_buffer("by_distance", torch.cat([before, after[:, 1:]], 1).t().contiguous(), persistent=False)
+        middle = {"query_length": min(2, places), "key_length": places, _PAST: places // 2 if places > 2 else 0}
+        if not torch.equal(tabled.compute_bias(**middle), attention.compute_bias(**middle)):
+            raise ModelLoadError(f"{name} computes something else of a place than its distance.")
+    return tabled
+
+
+def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
+    """Returns a copy of a module with another one at a path; all else is shared."""
+    if not path:
+        return new
+    replaced = copy.copy(module)
+    replaced._modules = dict(module._modules)
+    inner = replaced._modules[path[0]]
+    assert inner is not None
+    replaced._modules[path[0]] = _replaced(inner, path[1:], new)
+    return replaced
+
+
+# --- calls of a model's graphs: in eager PyTorch until compiled ones take their place, in pieces that were compiled
+
+
+Make = Callable[[int, int], list[Tensor]]
+
+
+class Rows(Calls):
+    """Calls of a graph whose inputs have rows that do not depend on each other.
+
+    Args:
+        name: For the report.
+        graph: The module.
+        batches: Numbers of rows that are compiled; others run in several calls.
+        make: Makes inputs to compile and to verify with, from a number of rows and a seed.
+    """
+
+    def __init__(self, name: str, graph: nn.Module, batches: Sequence[int], make: Make) -> None:
+        super().__init__(graph)
+        self._name, self._make = name, make
+        self._batches = tuple(sorted({1, *batches}))
+        self._run: Callable[..., Any] = self.graph
+
+    @property
+    def part(self) -> Part:
+        """What to compile."""
+        known = Shapes(None, cases=[self._case(rows) for rows in self._batches])
+        return Part(self._name, self, (), self._batches, known)
+
+    def use(self, shape: Sequence[int], compiled: Any) -> None:
+        """Runs calls by what was compiled from now on."""
+        # Its inputs are made here, so that there is nothing to check or to pad.
+        self._run = compiled.compiled
+
+    def __call__(self, *inputs: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
+        """Runs a call of any number of rows, in as many calls as it takes.
+
+        Args:
+            *inputs: Contiguous, ``[rows, ...]`` each.
+            **named: None.
+
+        Returns:
+            The outputs, ``[rows, ...]`` each.
+        """
+        rows = len(inputs[0])
+        with eager_watch.compiled(), SERVING.on():
+            columns = [ordinary(each) for each in inputs]
+            outputs = [
+                self._once([each[first:last] for each in columns] if last - first < rows else columns)
+                for first, last in self._pieces(rows)
+            ]
+        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(each) for each in zip(*outputs, strict=True))
+
+    def _once(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        outputs = self._run(*inputs)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+    def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
+        first = 0
+        while first < rows:
+            size = max(each for each in self._batches if each <= rows - first)
+            yield first, first + size
+            first += size
+
+    def _case(self, rows: int) -> Case:
+        def others() -> list[ValueSet]:
+            return [ValueSet(f"random {seed}", (tuple(self._make(rows, seed)), {})) for seed in (1, 2, 3)]
+
+        return Case(f"batch {rows}", (tuple(self._make(rows, 0)), {}), others=others)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Random values for inputs, the same for an equal seed."""
+
+    generator: torch.Generator
+
+    @classmethod
+    def seeded(cls, seed: int) -> "Draw":
+        """Returns values for a seed."""
+        return cls(torch.Generator().manual_seed(seed))
+
+    def numbers(self, *shape: int, below: int) -> Tensor:
+        """Returns int64 from 0."""
+        return torch.randint(0, max(1, below), shape, generator=self.generator)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Returns float32."""
+        return torch.randn(shape, generator=self.generator)

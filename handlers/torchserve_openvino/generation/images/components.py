@@ -1,16 +1,46 @@
 """Which graphs a pipeline has, and the inputs that each is compiled for."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from torchserve_openvino.config.fields import PICTURE_SIZE
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.config.sections.tasks import ImageGenerationSection
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.calls import Calls, Part
 from torchserve_openvino.generation.images import graphs
 from torchserve_openvino.generation.images.graphs import StandIn
 from torchserve_openvino.generation.images.loading import Loaded
-from torchserve_openvino.generation.images.sizes import Size
+from torchserve_openvino.generation.parts import Calls, Part
+
+# --- sizes of pictures --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width and height in pixels; as text ``512x512``."""
+
+    width: int
+    height: int
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.height}"
+
+    @classmethod
+    def of(cls, text: str) -> "Size":
+        """Reads ``WIDTHxHEIGHT``.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        match = PICTURE_SIZE.fullmatch(text.strip().lower())
+        if match is None:
+            raise ValueError(f"a size is width x height in pixels, such as 512x512, not {text[:40]!r}")
+        return cls(int(match[1]), int(match[2]))
+
+
+# --- which graphs a pipeline has, and the inputs that each is compiled for ----------------------------------------
+
 
 # What diffusers passes to the T5 encoder of Stable Diffusion 3, in tokens.
 T5_TOKENS = 256

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.generation.calls import Calls
+from torchserve_openvino.generation.parts import Calls
 
 Tensor = torch.Tensor
 

@@ -11,10 +11,9 @@ import torch
 from PIL import Image
 
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError, WithheldPictureError
-from torchserve_openvino.generation.images.components import T5_TOKENS, Components
+from torchserve_openvino.generation.images.components import T5_TOKENS, Components, Size
 from torchserve_openvino.generation.images.families import Mode
 from torchserve_openvino.generation.images.loading import Loaded, diffusers
-from torchserve_openvino.generation.images.sizes import Size
 
 # Schedulers that a request may name. Others draw random numbers that a seed does not determine, or need SciPy.
 SCHEDULERS = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import NonFiniteOutputError
-from torchserve_openvino.generation.calls import Calls, Part
+from torchserve_openvino.generation.parts import Calls, Part
 from torchserve_openvino.generation.speech.graphs import DecoderGraph, EncoderGraph, SoundGraph
 
 # New tokens of one call of the decoder: one, or up to this many where there are several, as at the beginning. Whisper

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.generation.text.engine import StepLimits
 from torchserve_openvino.generation.text.exporting.export import cache_argument
-from torchserve_openvino.generation.text.limits import StepLimits
 from torchserve_openvino.generation.text.stepping import Rule, SteppingEngine
 
 

@@ -22,8 +22,7 @@ from torchserve_openvino.generation.text.exporting import artifact
 from torchserve_openvino.generation.text.exporting.architecture import bounds, length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.exporting.export import export
-from torchserve_openvino.generation.text.exporting.weight_format import format_of
-from torchserve_openvino.generation.text.exporting.weights import compressed
+from torchserve_openvino.generation.text.exporting.weights import compressed, format_of
 from torchserve_openvino.generation.text.proof import Proof
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.passes.context import PassContext

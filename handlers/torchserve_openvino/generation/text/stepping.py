@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.errors import BusyError, GenerationError, ItemError
-from torchserve_openvino.generation.text.engine import Finish, Load, Piece, Sampling, Token
-from torchserve_openvino.generation.text.engine_death import DiesOnError
-from torchserve_openvino.generation.text.limits import StepLimits, check_prompt
-from torchserve_openvino.generation.text.stream import PromptStream
+from torchserve_openvino.generation.text.engine import (
+    DiesOnError,
+    Finish,
+    Load,
+    Piece,
+    PromptStream,
+    Sampling,
+    StepLimits,
+    Token,
+    check_prompt,
+)
 
 logger = logging.getLogger(__name__)
 

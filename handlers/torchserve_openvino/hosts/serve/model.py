@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.hosts.serve.pending import Pending
-from torchserve_openvino.hosts.serve.process import RefusedError, WorkerLostError, WorkerProcess
+from torchserve_openvino.hosts.serve.process import Pending, RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.requests.messages import Response, unavailable

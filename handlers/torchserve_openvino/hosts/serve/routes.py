@@ -26,7 +26,7 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.serve.model import ServedArchive
-from torchserve_openvino.hosts.serve.pending import Pending
+from torchserve_openvino.hosts.serve.process import Pending
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.serving.requests.messages import (
     EXPLAIN_HEADER,

@@ -22,8 +22,7 @@ from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import NARROW_INTEGERS, Check, rule_of
 from torchserve_openvino.ops.symbolic_sizes import is_always_true
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.bounds import Bounds
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.context import Bounds, PassContext
 from torchserve_openvino.passes.fx.index_range import selections
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 from torchserve_openvino.passes.fx.max_pools import holds_numbers, needs_numbers

@@ -24,7 +24,7 @@ from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 from torchserve_openvino.ops.support import keeps_digits
-from torchserve_openvino.passes.bounds import Bounds, Limits
+from torchserve_openvino.passes.context import Bounds, Limits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24

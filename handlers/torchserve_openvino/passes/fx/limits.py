@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.bounds import Bounds, Limits
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.context import Bounds, Limits, PassContext
 from torchserve_openvino.passes.fx.index_range import index_bounds
 from torchserve_openvino.passes.fx.int_range import input_limits
 

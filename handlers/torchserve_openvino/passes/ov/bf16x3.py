@@ -21,14 +21,13 @@ import openvino as ov
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.backend.upstream._openvino_private import fuse_normalization
-from torchserve_openvino.backend.upstream._openvino_relaxed import product_in_f32
+from torchserve_openvino.backend.upstream._openvino_private import fuse_normalization, product_in_f32
 from torchserve_openvino.config.openvino.precisions import BF16X3
 from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.openvino_values import array_of
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value
-from torchserve_openvino.report.kernel_record import BF16X3_SUFFIX
+from torchserve_openvino.report.records import BF16X3_SUFFIX
 
 # What splitting a value of an operand and adding to a value of the result cost, in multiplications by weights that
 # the three products save. Measured on a Xeon with AMX, as float32's time by bf16x3's: matrix products with 256 x 256

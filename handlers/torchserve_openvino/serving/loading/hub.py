@@ -5,17 +5,18 @@ Nothing is downloaded.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.files.contained import contained
 from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
 from torchserve_openvino.files.zip_bounds import why_unbounded_file
 from torchserve_openvino.quantized.scheme import scheme_of
-from torchserve_openvino.serving.loading.hub_fields import check_fields
 
 if TYPE_CHECKING:
     from torch import nn
@@ -354,3 +355,37 @@ def offline() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# --- the fields of a Hugging Face config.json that this package reads itself, and their types ---------------------
+
+
+class _Fields(BaseModel):
+    # transformers checks all others.
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    id2label: dict[str, Any] | None = None
+    num_labels: int | None = None
+    is_encoder_decoder: bool | None = None
+    auto_map: dict[str, Any] | None = None
+
+
+def check_fields(config: Mapping[str, Any], path: Path) -> None:
+    """Checks the content of a config.json.
+
+    Args:
+        config: The content.
+        path: The file, for messages.
+
+    Raises:
+        ModelLoadError: A field has another type; the message names it.
+    """
+    try:
+        _Fields.model_validate(dict(config))
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r:.100}" for each in error.errors()
+        )
+        raise ModelLoadError(f"{path} is not valid: {wrong}.") from error

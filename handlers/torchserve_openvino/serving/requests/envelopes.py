@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from torchserve_openvino.errors import InvalidInputError, ItemError
-from torchserve_openvino.serving.requests.json_body import parse_json
+from torchserve_openvino.serving.requests.json_body import NotRectangularError, flatten, nested, parse_json, shape_of
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
-from torchserve_openvino.serving.requests.nested_lists import NotRectangularError, flatten, nested, shape_of
 from torchserve_openvino.serving.requests.response_body import finite
 
 _BYTES = "BYTES"

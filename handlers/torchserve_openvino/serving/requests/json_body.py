@@ -1,11 +1,13 @@
 """JSON in requests: parsed, or measured where TorchServe has parsed it already, within limits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
-from torchserve_openvino.serving.requests.nested_lists import MOST_DIMENSIONS
 
 # Brackets or quotes around a value.
 _AROUND = 2
@@ -81,3 +83,138 @@ def _size(value: Any) -> int:
     if isinstance(value, list):
         return _AROUND + max(0, len(value) - 1)
     return max(1, value.bit_length() // _BITS_OF_A_DIGIT) if isinstance(value, int) else 1
+
+
+# --- nested lists of JSON as arrays: their shape is checked, and what they take is bounded, before NumPy sees them
+# NumPy makes of `["a", "long text"]` an array in which each element has the room of the longest: one text of 3 MB
+# beside a million short ones would take terabytes. So it only gets numbers.
+
+
+# As many dimensions as NumPy and torch have; also the deepest JSON that tasks read.
+MOST_DIMENSIONS = 64
+_LARGEST = 2**63 - 1
+_ITEM_BYTES = 8
+
+
+class NotRectangularError(ValueError):
+    """Lists of different lengths, or lists beside single values."""
+
+
+def flatten(value: Any) -> tuple[list[int], list[Any]]:
+    """Returns the shape of nested lists, and their values in order; of a single value, an empty shape.
+
+    Raises:
+        NotRectangularError: They are not rectangular, or nested deeper than `MOST_DIMENSIONS`.
+    """
+    shape: list[int] = []
+    values: list[Any] = [value]
+    while values and isinstance(values[0], list):
+        if len(shape) == MOST_DIMENSIONS:
+            raise NotRectangularError(f"lists are nested deeper than {MOST_DIMENSIONS} levels")
+        if not all(isinstance(each, list) for each in values):
+            raise NotRectangularError(f"level {len(shape)} holds lists and single values")
+        lengths = set(map(len, values))
+        if len(lengths) > 1:
+            raise NotRectangularError(f"level {len(shape) + 1} has {min(lengths)} to {max(lengths)} values in a list")
+        shape += lengths
+        values = list(chain.from_iterable(values))
+    if any(isinstance(each, list) for each in values):
+        raise NotRectangularError(f"level {len(shape)} holds lists and single values")
+    return shape, values
+
+
+def array_of(value: Any, what: str, *, max_bytes: int, key: str, item_bytes: int = _ITEM_BYTES) -> np.ndarray:
+    """Converts nested lists of numbers.
+
+    Args:
+        value: The lists, or a single number.
+        what: What they are, for messages.
+        max_bytes: The largest array.
+        key: The configuration key that sets it.
+        item_bytes: Bytes of a number in the type that the array will be converted to.
+
+    Returns:
+        bool if all values are, otherwise int64 or uint64 if all are integers, otherwise float64.
+
+    Raises:
+        PayloadTooLargeError: The array would have more than ``max_bytes``.
+        InvalidInputError: The lists are not rectangular, or hold something else than numbers of 64 bits.
+    """
+    try:
+        shape, values = flatten(value)
+    except NotRectangularError as error:
+        raise InvalidInputError(f"{what} is not rectangular: {error}") from None
+    size = len(values) * max(item_bytes, _ITEM_BYTES)
+    if size > max_bytes:
+        raise PayloadTooLargeError(f"{what} has {len(values)} numbers, {size} bytes, more than {key} {max_bytes}")
+    kinds = set(map(type, values))
+    if odd := next((kind for kind in kinds if kind not in {bool, int, float}), None):
+        raise InvalidInputError(f"{what} must be nested lists of numbers of equal length, not {_described(odd)}")
+    try:
+        return _converted(values, kinds).reshape(shape)
+    except OverflowError:
+        raise InvalidInputError(f"{what} has a number that does not fit into 64 bits") from None
+
+
+def _converted(values: list[Any], kinds: set[type]) -> np.ndarray:
+    if not values or float in kinds:
+        return np.array(values, dtype=np.float64)
+    if kinds == {bool}:
+        return np.array(values, dtype=np.bool_)
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        if min(values) < 0:
+            raise
+        return np.array(values, dtype=np.uint64)
+
+
+def _described(kind: type) -> str:
+    names = {str: "text", dict: "objects", type(None): "null"}
+    return names.get(kind, kind.__name__)
+
+
+def shape_of(value: Any, count: int, what: str, *, infers: bool = False) -> list[int]:
+    """Checks the shape that a request states for its values.
+
+    Args:
+        value: The shape.
+        count: The number of values.
+        what: What has this shape, for messages.
+        infers: Whether one dimension may be -1, which stands for what the others leave.
+
+    Raises:
+        InvalidInputError: It is no list of integers, or needs another number of values.
+    """
+    least = -1 if infers else 0
+    if not isinstance(value, list) or not all(type(each) is int and least <= each <= _LARGEST for each in value):
+        raise InvalidInputError(f"{what}: shape must be a list of integers from {least} to 2^63 - 1")
+    # Before they are multiplied, which takes long for many.
+    if len(value) > MOST_DIMENSIONS:
+        raise InvalidInputError(f"{what}: shape has {len(value)} dimensions; the most is {MOST_DIMENSIONS}")
+    rest = _product(each for each in value if each != -1)
+    if value.count(-1) == 1 and rest and count % rest == 0:
+        return [count // rest if each == -1 else each for each in value]
+    if -1 in value or rest != count:
+        raise InvalidInputError(f"{what}: shape {value} needs {rest} values, but data has {count}")
+    return list(value)
+
+
+def _product(sizes: Any) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def nested(values: Sequence[Any], shape: Sequence[int]) -> Any:
+    """Returns values as nested lists of a shape that has as many; an empty list if there are none."""
+    if not shape:
+        return values[0]
+    if not values:
+        # A shape of no values can ask for any number of empty lists.
+        return []
+    level = list(values)
+    for size in reversed(shape[1:]):
+        level = [level[at : at + size] for at in range(0, len(level), size)]
+    return level

@@ -1,16 +1,19 @@
 """`HandlerBase`: lets TorchServe's calls of a handler pass through its `Worker`."""
 
+import importlib
 import types
 from abc import ABC, ABCMeta
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchserve_openvino.serving.loading.wrapped import wrapped_class
-from torchserve_openvino.serving.method_compiler import MethodCompiler
-from torchserve_openvino.serving.torchserve.base import BaseHandler
+from torchserve_openvino.config.fields import is_handler_file
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.serving.context import MethodCompiler
+from torchserve_openvino.serving.loading.labels import own_classes
+from torchserve_openvino.serving.requests.messages import EnvelopeKind
+from torchserve_openvino.serving.torchserve.base import HAS_TORCHSERVE, BaseHandler, missing_torchserve, worker_of
 from torchserve_openvino.serving.torchserve.calls import answered_call
-from torchserve_openvino.serving.torchserve.envelope_classes import take_over
 from torchserve_openvino.serving.worker.worker import Worker
 
 # Methods that TorchServe calls from outside, and that this package has to enter first.
@@ -120,3 +123,73 @@ def _become(handler: Any, folder: Path, name: str) -> None:
     vars(handler).clear()
     _attach(handler, wraps=True)
     type(handler).__init__(handler)
+
+
+# --- makes an OpenVINO handler of the one that ``handler.openvino.wrap`` names: a user's own, or one of TorchServe's
+
+
+_KEY = "handler.openvino.wrap"
+_STEPS = ("initialize", "handle")
+
+
+def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
+    """Returns the named handler with our mixin in front of it.
+
+    Args:
+        folder: The unpacked archive.
+        name: A Python file in it, which defines one class of its own, or a handler of TorchServe.
+        mixin: `HandlerBase`.
+
+    Raises:
+        ModelLoadError: The file is missing, fails, or defines no handler or several.
+    """
+    is_file = is_handler_file(name)
+    if is_file and not (folder / name).is_file():
+        raise ModelLoadError(f"{_KEY} names {name}, which is not in the archive; package it with --extra-files.")
+    try:
+        module = importlib.import_module(name.removesuffix(".py") if is_file else f"ts.torch_handler.{name}")
+    except ImportError as error:
+        raise ModelLoadError(f"{_KEY}: {name} cannot be imported: {error}.{missing_torchserve(error)}") from error
+    classes = own_classes(module)
+    if len(classes) != 1:
+        names = ", ".join(each.__name__ for each in classes) or "none"
+        raise ModelLoadError(f"{_KEY}: {name} must define exactly one class of its own; found {names}.")
+    (theirs,) = classes
+    if issubclass(theirs, mixin):
+        raise ModelLoadError(
+            f"{_KEY}: {theirs.__name__} is an OpenVINO handler already; make {name} the archive's handler."
+        )
+    if missing := [step for step in _STEPS if not callable(getattr(theirs, step, None))]:
+        raise ModelLoadError(f"{_KEY}: {theirs.__name__} has no method {missing[0]}, so it is no handler.")
+    return type(f"OpenVINO{theirs.__name__}", (mixin, theirs), {"__module__": theirs.__module__})
+
+
+# --- lets the workers of handlers answer requests in TorchServe's envelopes (`service_envelope` in config.properties)
+# TorchServe 0.12's own `json` fails a whole batch for one bad request; its `kserve` and `kservev2` read only the first
+# request of a batch, and TorchServe answers 503 to all when the number of answers differs. The frontend chooses the
+# envelope, which wraps a handler before the handler is initialized. So `take_over` replaces the `handle` of those three
+# classes, for this package's handlers; any other handler keeps upstream's. tests/contract pins what this relies on.
+
+
+def take_over() -> None:
+    """Lets the workers of handlers answer enveloped requests; safe to call more than once."""
+    if not HAS_TORCHSERVE:
+        return
+    from ts.torch_handler.request_envelope.base import BaseEnvelope
+    from ts.torch_handler.request_envelope.json import JSONEnvelope
+    from ts.torch_handler.request_envelope.kserve import KServeEnvelope
+    from ts.torch_handler.request_envelope.kservev2 import KServev2Envelope
+
+    kinds: tuple[tuple[Any, EnvelopeKind], ...] = (
+        (JSONEnvelope, "json"), (KServeEnvelope, "kserve"), (KServev2Envelope, "kservev2"),
+    )  # fmt: skip
+    for cls, kind in kinds:
+        cls.handle = _handle_for(kind, BaseEnvelope.handle)
+
+
+def _handle_for(kind: EnvelopeKind, upstream: Any) -> Any:
+    def handle(self: Any, data: list[dict[str, Any]], context: Any) -> Any:
+        worker = worker_of(getattr(self._handle_fn, "__self__", None))
+        return upstream(self, data, context) if worker is None else answered_call(worker, data, context, kind)
+
+    return handle

@@ -9,8 +9,7 @@ from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
-from torchserve_openvino.serving.verification.measures import Measure, with_bounds
-from torchserve_openvino.serving.verification.times import CaseTimes
+from torchserve_openvino.serving.verification.measures import CaseTimes, Measure, with_bounds
 
 logger = logging.getLogger(__name__)
 

@@ -266,3 +266,23 @@ def with_bounds(measure: Measure | None, section: MeasureSection) -> Measure | N
             )
         measure = replace(measure, bound=bound)
     return measure
+
+
+# --- times of the calls that verification makes anyway ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaseTimes:
+    """Times of one case.
+
+    Attributes:
+        eager: Seconds of the fastest call in eager PyTorch.
+        compiled: Seconds of the slowest call of the compiled model.
+    """
+
+    eager: float
+    compiled: float
+
+    def merged(self, other: "CaseTimes") -> "CaseTimes":
+        """Returns the times of both."""
+        return CaseTimes(min(self.eager, other.eager), max(self.compiled, other.compiled))

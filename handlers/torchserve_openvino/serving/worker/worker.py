@@ -12,16 +12,14 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.serving.context import MethodCompiler, WorkerContext
 from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
-from torchserve_openvino.serving.method_compiler import MethodCompiler
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, RootModel, prepare_models
 from torchserve_openvino.serving.observation.load import observed_load, save_report
-from torchserve_openvino.serving.observation.model_face import model_face
-from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen
+from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, model_face
 from torchserve_openvino.serving.observation.parts import part_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for

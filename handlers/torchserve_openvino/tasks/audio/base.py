@@ -5,10 +5,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
@@ -16,11 +17,41 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks.audio.masked import mask_group_norm
-from torchserve_openvino.tasks.audio.requests import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
-from torchserve_openvino.tasks.hub import Part
-from torchserve_openvino.tasks.text.rows import by_length, doublings
+from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.request_body import RequestBody
+from torchserve_openvino.tasks.text.base import by_length, doublings
+
+# --- what all audio tasks have in common: how a request brings a recording ----------------------------------------
+
+
+# Most recordings in one request.
+MAX_INPUTS = 16
+# How a body begins that is JSON; no audio file begins like this.
+_JSON = (b"{", b"[")
+
+
+class RecordingHandler(HubHandler):
+    """A task whose inputs are recordings: a file as body, or JSON with base64."""
+
+    # libsndfile, soxr and NumPy release the interpreter's lock for most of their work.
+    decodes_in_parallel = True
+    size_key = "handler.openvino.audio.max_bytes"
+    takes = Annotated[str, Field(description="A recording: base64, or a data: URL.")]
+
+    def limits(self) -> tuple[int, int]:
+        """Returns the largest JSON body in bytes, for recordings of ``max_bytes`` in base64, and the most inputs."""
+        return self._openvino.config.openvino.audio.max_bytes * 4 // 3 + 4096, MAX_INPUTS
+
+    def ask(self, value: Any, max_bytes: int, max_inputs: int) -> RequestBody:
+        """Reads what one request asks: a body that is not JSON is a recording as it is, never text."""
+        if isinstance(value, (bytes, bytearray)) and not value[:64].lstrip().startswith(_JSON):
+            return RequestBody([bytes(value)], {}, many=False)
+        return super().ask(value, max_bytes, max_inputs)
+
+
+# --- the base of the audio tasks: feature extractor, lengths, and the way from recordings through the model and back
+
 
 LENGTH = "samples"
 FEATURES, MASK = "input_values", "attention_mask"
@@ -268,3 +299,61 @@ class AudioHandler(RecordingHandler):
     def run_eager(self, value: Recording) -> Any:
         """Runs the eager model on one recording."""
         return self._openvino.eager_model(**self._batch([value]))
+
+
+# --- makes a model's answer to a padded recording that to the recording alone, where a mask alone does not --------
+
+
+class MaskedEncoder(nn.Module):
+    """A wav2vec 2.0 feature encoder whose group norm does not see the padding.
+
+    The first layer of these encoders (``feat_extract_norm: group``) normalises each channel over time, so that zeros
+    behind a recording change all its frames. Here the mean and the variance are those of the recording's own frames.
+    The layers after it are convolutions without padding, whose frames depend on samples of the recording only.
+
+    Models pass nothing but samples to their encoder: the mask comes as a second channel.
+
+    Args:
+        encoder: The model's encoder.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.train(encoder.training)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Maps samples and mask ``[batch, 2, samples]`` to features ``[batch, channels, frames]``."""
+        first, *others = self.encoder.conv_layers
+        hidden = first.conv(values[:, :1])
+        samples = values[:, 1].to(torch.int64).sum(-1)
+        frames = torch.div(samples - first.conv.kernel_size[0], first.conv.stride[0], rounding_mode="floor") + 1
+        hidden = first.activation(_normalised(hidden, frames, first.layer_norm))
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden
+
+
+def _normalised(hidden: torch.Tensor, frames: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
+    """Applies a group norm of one channel in each group to the first frames of each row."""
+    real = (torch.arange(hidden.shape[-1], device=hidden.device) < frames[:, None])[:, None]
+    count = frames.clamp(min=1)[:, None, None].to(hidden.dtype)
+    mean = torch.where(real, hidden, 0.0).sum(-1, keepdim=True) / count
+    centred = torch.where(real, hidden - mean, 0.0)
+    variance = centred.square().sum(-1, keepdim=True) / count
+    return centred * torch.rsqrt(variance + norm.eps) * norm.weight[:, None] + norm.bias[:, None]
+
+
+def mask_group_norm(model: Any) -> bool:
+    """Replaces a model's feature encoder by a `MaskedEncoder` if its first layer has a group norm over time.
+
+    Returns:
+        Whether it did, and the model takes ``[batch, 2, samples]`` now.
+    """
+    encoder = getattr(model.base_model, "feature_extractor", None)
+    layers = getattr(encoder, "conv_layers", None)
+    norm = getattr(layers[0], "layer_norm", None) if layers else None
+    if not isinstance(norm, nn.GroupNorm) or norm.num_groups != norm.num_channels:
+        return False
+    model.base_model.feature_extractor = MaskedEncoder(encoder)
+    return True

@@ -13,9 +13,9 @@ from torchserve_openvino.generation.parts import compile_parts
 from torchserve_openvino.generation.text import compiled
 from torchserve_openvino.generation.text.compiled import CompiledSteps, FullSequence
 from torchserve_openvino.generation.text.eager import EagerSteps
+from torchserve_openvino.generation.text.engine import StepLimits
 from torchserve_openvino.generation.text.expected import proof_prompts
-from torchserve_openvino.generation.text.exporting.weight_format import dequantized
-from torchserve_openvino.generation.text.limits import StepLimits
+from torchserve_openvino.generation.text.exporting.weights import dequantized
 from torchserve_openvino.generation.text.proof import Proof, prove
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import end_tokens

@@ -1,8 +1,11 @@
 """Starts the engine that the configuration asks for, and says how it came to be."""
 
+from __future__ import annotations
+
 import logging
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,9 @@ from torchserve_openvino.generation.text.choosing import Choice, choose, may_be_
 from torchserve_openvino.generation.text.compiled import check as check_compiled
 from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
-from torchserve_openvino.generation.text.engine import Engine
+from torchserve_openvino.generation.text.engine import Engine, Load
 from torchserve_openvino.generation.text.exporting.architecture import length_of
-from torchserve_openvino.generation.text.exporting.weight_format import dequantized
+from torchserve_openvino.generation.text.exporting.weights import dequantized
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.rules import Rules
@@ -28,6 +31,78 @@ from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, read_config
 from torchserve_openvino.tasks.generation.compiling import open_compiled
+
+# --- keeps a generator: an engine that dies is started again in the same worker -----------------------------------
+
+
+class SupervisedEngine:
+    """The engine of a worker.
+
+    A new worker would load its libraries and its tokenizer once more, and TorchServe 0.12 can't replace a worker with
+    ``asyncCommunication`` to which requests come meanwhile. So the worker lives on, and refuses requests until its
+    engine runs again.
+
+    Args:
+        start: Starts an engine.
+        changed: Called with the generator that was started again.
+
+    Attributes:
+        generator: The engine, and how it came to be.
+    """
+
+    def __init__(self, start: Callable[[], Generator], changed: Callable[[Generator], None]) -> None:
+        self._start, self._changed = start, changed
+        self._lock = threading.Lock()
+        self._starting = False
+        self._closing = False
+        self.generator = self._begin()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs, or ran last."""
+        return self.generator.engine
+
+    def load(self) -> Load:
+        """Returns what the engine does now."""
+        return self.engine.load()
+
+    def close(self) -> None:
+        """Ends all sequences, and frees the model; no other engine starts."""
+        self._closing = True
+        self.engine.close()
+
+    def _begin(self) -> Generator:
+        generator = self._start()
+        generator.engine.when_dead(self.revive)
+        return generator
+
+    @property
+    def dead(self) -> str | None:
+        """Why nothing is generated; None while the engine works."""
+        return self.generator.dead
+
+    def revive(self) -> None:
+        """Starts another engine if this one is dead, in a thread of its own; returns at once."""
+        with self._lock:
+            if self.dead is None or self._starting or self._closing:
+                return
+            self._starting = True
+        logger.error("ERROR: the engine is dead and starts again: %s", self.dead)
+        threading.Thread(target=self._run, name="text-generation-start", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.generator = self._begin()
+            self._changed(self.generator)
+            logger.info("The engine was started again: %s", self.generator.summary())
+        except Exception:
+            logger.exception("ERROR: the engine could not be started again; the next request tries once more")
+        finally:
+            self._starting = False
+
+
+# --- starts the engine that the configuration asks for, and says how it came to be --------------------------------
+
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.serving.requests.json_body import check_json, parse_json
-from torchserve_openvino.tasks.generation.chat import chat_text
-from torchserve_openvino.tasks.generation.endpoints import COMPLETIONS, PROMPT
 from torchserve_openvino.tasks.generation.fields import (
     ChatRequest,
     CompletionRequest,
+    Message,
     OpenAIRequest,
     TextParameters,
     request_of,
 )
-from torchserve_openvino.tasks.openai import RequestError, check_model
+from torchserve_openvino.tasks.openai import MODELS, RequestError, check_model, unknown_path
 from torchserve_openvino.tasks.request_body import TEXT, check_characters, parameters_of, parse_body
 
 Form = Literal["plain", "completion", "chat"]
@@ -295,3 +295,48 @@ def _text(value: Any, param: str) -> str:
     except InvalidInputError as error:
         raise RequestError(str(error), param=param) from None
     return value
+
+
+# --- messages as the text that a model was trained on -------------------------------------------------------------
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Writes messages as the text that the model was trained on, by the tokenizer's own template.
+
+    Raises:
+        RequestError: The tokenizer has no template, or its template refuses the messages.
+    """
+    import jinja2
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError(
+            "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), so it "
+            "is none for chats: send a prompt to v1/completions", param="messages", code="no_chat_template",
+        )  # fmt: skip
+    plain = [message.model_dump(exclude_none=True) for message in messages]
+    try:
+        return str(tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False))
+    except jinja2.TemplateError as error:
+        raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from error
+
+
+# --- where a request was sent: what follows the model and its version in the URL ----------------------------------
+
+
+COMPLETIONS, CHATS = "completions", "chat/completions"
+# The field that holds the prompt of a plain request whose parameters stand beside it.
+PROMPT = "prompt"
+
+
+def endpoint_of(path: str) -> str:
+    """Returns the endpoint that a URL names after model and version, without its ``v1/``.
+
+    Raises:
+        RequestError: There is no such endpoint.
+    """
+    # The model's own version may be called v1; then the URL names it once.
+    name = path.removeprefix("v1/") if path != "v1" else ""
+    if name in {"", COMPLETIONS, CHATS, MODELS} or name.startswith(f"{MODELS}/"):
+        return name
+    known = listed([f"v1/{each}" for each in (COMPLETIONS, CHATS, MODELS)])
+    raise unknown_path(path, known)

@@ -10,8 +10,8 @@ from PIL import Image
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
+from torchserve_openvino.generation.images.components import Size
 from torchserve_openvino.generation.images.pictures import ImageSettings, PictureMaker
-from torchserve_openvino.generation.images.sizes import Size
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.hub import text_of
 from torchserve_openvino.tasks.pictures.parameters import MOST_SEED, PictureParameters, size_of

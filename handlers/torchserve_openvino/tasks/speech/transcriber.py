@@ -23,7 +23,7 @@ from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.plan import batch_sizes
-from torchserve_openvino.tasks.audio.requests import RecordingHandler
+from torchserve_openvino.tasks.audio.base import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import Limits, samples_of
 from torchserve_openvino.tasks.hub import Part
 from torchserve_openvino.tasks.openai import openai_error

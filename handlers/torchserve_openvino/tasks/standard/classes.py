@@ -6,8 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from torchserve_openvino.tasks.openai import STRICT, RequestError, request_of
-from torchserve_openvino.tasks.standard.form import Counted, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, ServedModel, TeiForm, check_count
 
 
 class PredictRequest(BaseModel):

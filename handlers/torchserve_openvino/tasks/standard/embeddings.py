@@ -8,8 +8,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from torchserve_openvino.tasks.openai import STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ServedModel, TeiForm, check_count
 
 Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
 

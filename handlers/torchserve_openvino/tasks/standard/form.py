@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeVar
 
-from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
+from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.batch_answer import RefusalForm
 from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.refusals import shortened
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_path
 from torchserve_openvino.tasks.request_body import OWN_FIELDS
@@ -225,3 +227,24 @@ def in_form(refusal: RefusalForm | None, run: Callable[[], T]) -> T:
 def _name(path: str) -> str:
     """Returns a path without the version of its protocol; a model's own version may be called v1."""
     return next((path.removeprefix(each) for each in _VERSIONS if path.startswith(each)), path)
+
+
+# --- what the endpoints of TEI (Hugging Face's text-embeddings-inference) share: fields, and errors ---------------
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right", "Right")}
+
+
+class TeiForm(Form):
+    """A request to an endpoint of TEI."""
+
+    @staticmethod
+    def refusal(error: ItemError) -> dict[str, Any]:
+        """Returns the body of a refusal as TEI has it."""
+        return tei_error(error)
+
+
+def tei_error(error: ItemError) -> dict[str, Any]:
+    """Returns the body of a refusal as TEI's clients read it."""
+    kind = "Validation" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "Backend"
+    return {"error": shortened(str(error)), "error_type": "Overloaded" if isinstance(error, BusyError) else kind}

@@ -10,8 +10,7 @@ from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.refusals import plain_refusal
 from torchserve_openvino.tasks.hub import text_of
 from torchserve_openvino.tasks.openai import IGNORED, STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import Counted, Form, ServedModel, check_count
-from torchserve_openvino.tasks.standard.tei import UNSUPPORTED, TeiForm
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ServedModel, TeiForm, check_count
 
 _TEXT = "text"
 # Fields of Cohere's and Jina's, with the values that ask for nothing.

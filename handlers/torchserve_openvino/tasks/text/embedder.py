@@ -21,8 +21,7 @@ from torchserve_openvino.tasks.standard.embeddings import (
     word_weights,
 )
 from torchserve_openvino.tasks.standard.form import Endpoint, ServedModel
-from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
-from torchserve_openvino.tasks.text.rows import Row, too_long
+from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler, too_long
 
 
 class PooledHead(Head):

@@ -12,8 +12,7 @@ from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
-from torchserve_openvino.tasks.text.base import Head, Outputs, Rows, TextHandler
-from torchserve_openvino.tasks.text.rows import Row, too_long
+from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler, too_long
 
 # Window and overlap of transformers' question-answering pipeline (version 4; version 5 has none).
 _WINDOW, _OVERLAP = 384, 128

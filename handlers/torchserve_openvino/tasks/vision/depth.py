@@ -12,8 +12,7 @@ from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
-from torchserve_openvino.tasks.vision.pictures import png
+from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler, png
 
 # More numbers would take hundreds of megabytes: as Python's lists in an envelope, and as JSON.
 _MOST_NUMBERS = 4_000_000

@@ -10,8 +10,7 @@ from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
-from torchserve_openvino.tasks.vision.pictures import png
+from torchserve_openvino.tasks.vision.base import Picture, VisionHandler, png
 
 
 class SegmenterParameters(Parameters):

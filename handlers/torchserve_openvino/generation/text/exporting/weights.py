@@ -5,8 +5,9 @@ from typing import Any
 
 import openvino as ov
 
-from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.text.exporting.weight_format import COMPRESSED
+from torchserve_openvino.config.sections.generate import GenerateSection
+from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.quantized.scheme import SECTION, Scheme
 
 _GROUPS = (64, 32, 16)
 
@@ -60,3 +61,36 @@ def _group_for(model: ov.Model) -> int:
                 by_row = operation.get_attributes().get("transpose_b", False)
                 rows.append(shape[1 if by_row else 0].get_length())
     return next((size for size in _GROUPS if rows and all(row % size == 0 for row in rows)), -1)
+
+
+# --- which format the weights of an exported model have: that of the configuration, or the checkpoint's own -------
+
+
+COMPRESSED = ("int8", "int4")
+
+
+def dequantized(computation: str, scheme: Scheme | None) -> str:
+    """Returns the format of weights in the precision of computation, as reports name it where they were packed."""
+    return computation if scheme is None else f"{computation} (dequantized {scheme.name})"
+
+
+def format_of(section: GenerateSection, scheme: Scheme | None) -> str:
+    """Returns ``f32``, ``bf16``, ``int8``, ``int4``, or a packed checkpoint's own format, such as ``gptq-int4``.
+
+    Args:
+        section: `handler.openvino.generate`.
+        scheme: How the checkpoint is packed; None if it is not.
+
+    Raises:
+        ConfigError: Weights that are packed already should be packed again.
+    """
+    if scheme is None:
+        return "f32" if section.weights == "auto" else section.weights
+    if section.weights in COMPRESSED:
+        raise ConfigError(
+            f"is {section.weights}, but the model's weights have {scheme.bits} bits already ({SECTION}.quant_method: "
+            f"{scheme.method}), and would be rounded twice. Set auto to keep them as they are, or f32 to dequantize "
+            "them.",
+            key="handler.openvino.generate.weights",
+        )
+    return scheme.name if section.weights == "auto" else section.weights

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from torchserve_openvino.errors import BusyError, GenerationError
-from torchserve_openvino.generation.text.engine import Load, Sampling
-from torchserve_openvino.generation.text.engine_death import DiesOnError
+from torchserve_openvino.generation.text.engine import DiesOnError, Load, PromptStream, Sampling
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, SequenceUpdate, Update
 from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.prompts import (
@@ -26,7 +25,6 @@ from torchserve_openvino.generation.text.genai.prompts import (
     open_choices,
     pass_on,
 )
-from torchserve_openvino.generation.text.stream import PromptStream
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from torchserve_openvino.errors import GenerationError, InvalidInputError
-from torchserve_openvino.generation.text.engine import Finish, Piece, Sampling, Token
+from torchserve_openvino.generation.text.engine import Finish, Piece, PromptStream, Sampling, Token, check_sampling
 from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
-from torchserve_openvino.generation.text.limits import check_sampling
-from torchserve_openvino.generation.text.stream import PromptStream
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from torchserve_openvino.generation.text.genai.messages import (
     command_of,
     update_bytes,
 )
-from torchserve_openvino.generation.text.genai.parts import LongPrompts, Pages
+from torchserve_openvino.generation.text.genai.parts import LongPrompts, Pages, SharedPrefixes, hashes_of
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, Running
-from torchserve_openvino.generation.text.genai.shared_prefixes import SharedPrefixes, hashes_of
 
 logger = logging.getLogger(__name__)
 
