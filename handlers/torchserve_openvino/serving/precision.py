@@ -4,25 +4,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
-from torchserve_openvino.backend.torchscript.python_form import identifiable
-from torchserve_openvino.cache.identity.fingerprint import fingerprint
-from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, make_key
-from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.backend.runtime.build import device_capabilities
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint
+from torchserve_openvino.cache.identity.key import RUN_PROPERTIES
 from torchserve_openvino.cache.open import WORKERS_PREFIX
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, instruction_set, no_bf16x3
+from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, no_bf16x3
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.passes.digests import all_passes
+from torchserve_openvino.serving.stored_decision import StoredDecision
 
 logger = logging.getLogger(__name__)
 
@@ -261,7 +258,7 @@ class _Trial(BaseModel):
     measure: dict[str, str | float] | None
 
 
-class _StoredChoice(BaseModel):
+class StoredChoice(BaseModel):
     """The types in the result of `explain`."""
 
     model_config = ConfigDict(extra="forbid")
@@ -276,75 +273,27 @@ class _StoredChoice(BaseModel):
     seconds: float
 
 
-class Decisions:
-    """Stores what ``auto`` decided, so that all workers and restarts of a model on this machine use the same precision.
+def stored_choice(
+    store: Store | None,
+    model_dir: Path,
+    model: Fingerprint,
+    resolved: ResolvedOptions,
+    cases: Sequence[str],
+    quantized: str = "",
+    judged_by: Mapping[str, Any] | None = None,
+) -> StoredDecision[StoredChoice]:
+    """Opens what ``auto`` decided: all workers and restarts of a model on this machine use the same precision.
 
     Args:
         store: The model's cache, which an archive may include; None if there is none.
         model_dir: The unpacked archive, which the model's workers share; used if there is no writable cache.
-        model: The eager model.
+        model: The fingerprint of the eager model.
         resolved: The backend's options.
         cases: Names of the shapes that are compiled.
         quantized: Digest of the weights of the quantised model beside it; empty if there is none.
         judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """
-
-    def __init__(
-        self,
-        store: Store | None,
-        model_dir: Path,
-        model: Any,
-        resolved: ResolvedOptions,
-        cases: Sequence[str],
-        quantized: str = "",
-        judged_by: Mapping[str, Any] | None = None,
-    ) -> None:
-        if store is None or store.read_only:
-            store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
-        self._store = store
-        found = fingerprint(identifiable(model))
-        ov_config = {
-            name: value for name, value in resolved.options.config.items() if name not in {*RUN_PROPERTIES, PROPERTY}
-        }
-        device = resolved.options.device
-        facts = device_facts(device)
-        self._fields = {
-            **versions(),
-            "code": found.code,
-            "weights": found.weights,
-            "quantized": quantized,
-            "cases": list(cases),
-            "judged_by": dict(judged_by or {}),
-            "device": device,
-            "device_name": facts["names"],
-            "capabilities": {
-                "fast": facts["fast"],
-                "cpu": facts["cpu"],
-                "limit": facts["limit"],
-                # A virtual machine may hide AMX.
-                "instructions": instruction_set() if device == "CPU" else "",
-            },
-            "ov_config": ov_config,
-            "passes": all_passes(),
-        }
-        self._key = make_key("precision", self._fields)
-
-    def lock(self) -> AbstractContextManager[bool]:
-        """Returns the lock that a worker holds while it measures; the others wait, then use its decision."""
-        return self._store.lock("precision", self._key)
-
-    def load(self) -> dict[str, Any] | None:
-        """Returns the stored decision, in the form of `explain`; None if there is none."""
-        entry = self._store.get("precision", self._key)
-        if entry is None:
-            return None
-        try:
-            choice = _StoredChoice.model_validate(dict(entry.body))
-        except ValidationError as error:
-            logger.warning("A stored choice of precision cannot be used and is rebuilt: %s", error)
-            return None
-        return {**choice.model_dump(), "decided": entry.created}
-
-    def save(self, facts: dict[str, Any]) -> bool:
-        """Stores a decision; returns False if nothing is writable, so that other workers would not find it."""
-        return self._store.put("precision", self._key, fields=self._fields, body=facts) is not None
+    if store is None or store.read_only:
+        store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
+    fields = {"quantized": quantized, "cases": list(cases), "judged_by": dict(judged_by or {})}
+    return StoredDecision("precision", StoredChoice, store, model, resolved, {*RUN_PROPERTIES, PROPERTY}, fields)

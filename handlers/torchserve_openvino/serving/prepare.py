@@ -1,5 +1,6 @@
 """Prepares a model before READY: compiles it for every declared shape in the chosen precision, and verifies it."""
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from torchserve_openvino.backend import CompiledModule
-from torchserve_openvino.cache.identity.fingerprint import fingerprint
+from torchserve_openvino.backend.torchscript.python_form import identifiable
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections.handler import WarmupInput
@@ -17,11 +19,12 @@ from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.observation.observe import Call
-from torchserve_openvino.serving.placement import Placements
+from torchserve_openvino.serving.placement import Placement, stored_placement
 from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
+from torchserve_openvino.serving.stored_decision import StoredDecision
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
 from torchserve_openvino.serving.verification.measures import Measure
@@ -133,10 +136,13 @@ class Preparation:
         names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
         bounds = self._admission.bounds
-        decisions = precision.Decisions(store, self._context.model_dir, self._eager, resolved, names, beside, bounds)
+        folder = self._context.model_dir
+        decisions = precision.stored_choice(store, folder, self._identity, resolved, names, beside, bounds)
         with decisions.lock():
-            facts = decisions.load()
-            if facts is None:
+            if (stored := decisions.load()) is not None:
+                choice, made = stored
+                facts = {**choice.model_dump(), "decided": made}
+            else:
                 eager_seconds = partial(run_case, self._eager, self._eager)
                 facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds)
                 if not decisions.save(facts) and facts["chosen"] != "f32":
@@ -147,7 +153,10 @@ class Preparation:
         return self._chosen(resolved, facts, decisions)
 
     def _chosen(
-        self, resolved: ResolvedOptions, facts: dict[str, Any], decisions: precision.Decisions | None = None
+        self,
+        resolved: ResolvedOptions,
+        facts: dict[str, Any],
+        decisions: StoredDecision[precision.StoredChoice] | None = None,
     ) -> Prepared:
         """Compiles all shapes in the precision that `precision: auto` chose, or the next best where that one fails."""
         while True:
@@ -187,13 +196,18 @@ class Preparation:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared
 
+    @functools.cached_property
+    def _identity(self) -> Fingerprint:
+        """The eager model's fingerprint: large weights are read once for all decisions."""
+        return fingerprint(identifiable(self._eager))
+
     def _placements(
         self, resolved: ResolvedOptions, compiled: CompiledModule, cases: Sequence[str], may_leave: bool
-    ) -> Placements:
+    ) -> StoredDecision[Placement]:
         """Opens what was decided before on where the compiled model's partitions and calls run."""
         directory = resolved.options.cache_dir if resolved.options.model_caching else None
         store = open_cache(directory, self._compilation.cache_settings())
-        return Placements(store, self._eager, compiled, resolved, cases, may_leave)
+        return stored_placement(store, self._identity, compiled, resolved, cases, may_leave)
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
         """Compiles the model again, with one graph for each shape, because fewer graphs have a flaw."""

@@ -18,9 +18,10 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import GuardedPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
-from torchserve_openvino.serving.placement import Placement, Placements, SlowerThere
+from torchserve_openvino.serving.placement import Placement, SlowerThere
 from torchserve_openvino.serving.precision import LEAST_PAIRS, paired_seconds, seconds_of, sure_median
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
+from torchserve_openvino.serving.stored_decision import StoredDecision
 from torchserve_openvino.serving.verification.measures import CaseTimes
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _ENOUGH = 0.2
 _MODEL = "the model"
 
 _Call = tuple[Any, ...]
-Open = Callable[[CompiledModule, Sequence[str], bool], Placements]
+Open = Callable[[CompiledModule, Sequence[str], bool], StoredDecision[Placement]]
 
 
 @dataclass
@@ -80,12 +81,12 @@ def step_aside(
     if stored is not None:
         placements = stored(compiled, [case.name for case in prepared.cases], not _forbidden(section))
     with placements.lock() if placements is not None else nullcontext():
-        if placements is not None and (placement := placements.load()) is not None:
-            decision.apply(placement)
+        if placements is not None and (earlier := placements.load()) is not None:
+            decision.apply(earlier[0])
             return
         placement = decision.measure([case for case in prepared.cases if not is_fast_enough(times.get(case.name))])
         if placements is not None and decision.is_final:
-            placements.save(placement)
+            placements.save(placement.model_dump())
 
 
 class _Decision:

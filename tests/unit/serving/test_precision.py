@@ -23,6 +23,7 @@ from torchserve_openvino.serving.precision import (
     sure_median,
     with_precision,
 )
+from torchserve_openvino.serving.stored_decision import StoredDecision
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -226,7 +227,7 @@ def test_auto_without_verification_is_f32_and_says_so(archive, has_bf16, monkeyp
 
 def test_a_decision_that_cannot_be_stored_is_not_used(archive, has_bf16, monkeypatch) -> None:
     gains(monkeypatch, 2.0)
-    monkeypatch.setattr(precision.Decisions, "save", lambda self, facts: False)
+    monkeypatch.setattr(StoredDecision, "save", lambda self, decision: False)
     made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
     choice = served(made)[0]["config"]["precision_choice"]
     assert choice["chosen"] == "f32" and "cannot be stored" in choice["why"]

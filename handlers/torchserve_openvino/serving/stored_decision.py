@@ -1,0 +1,84 @@
+"""Stores what was measured for a model on this machine: its workers and restarts decide alike, and measure once."""
+
+import logging
+from collections.abc import Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint
+from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.cache.storage.store import Store
+from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.config.openvino.precisions import instruction_set
+from torchserve_openvino.passes.digests import all_passes
+
+logger = logging.getLogger(__name__)
+
+Decided = TypeVar("Decided", bound=BaseModel)
+
+
+class StoredDecision(Generic[Decided]):
+    """A decision about one model. Another CPU, another version, other weights or options decide again.
+
+    Args:
+        kind: The kind of entry in the cache.
+        schema: What is stored; anything else in the cache is not used.
+        store: The model's cache, which an archive may include; None to store nothing.
+        model: The fingerprint of the eager model.
+        resolved: The backend's options.
+        without: OpenVINO's properties that the decision does not depend on.
+        fields: What else it depends on, JSON-safe.
+    """
+
+    def __init__(
+        self, kind: str, schema: type[Decided], store: Store | None, model: Fingerprint, resolved: ResolvedOptions,
+        without: Set[str], fields: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._kind, self._schema, self._store = kind, schema, store
+        device = resolved.options.device
+        facts = device_facts(device)
+        is_cpu = device == "CPU"
+        config = resolved.options.config
+        self._fields: dict[str, Any] = {
+            **versions(),
+            "code": model.code,
+            "weights": model.weights,
+            "device": device,
+            "device_name": facts["names"],
+            "capabilities": {
+                "fast": sorted(device_capabilities(device)) if is_cpu else facts["fast"],
+                "cpu": facts["cpu"],
+                "limit": facts["limit"],
+                # A virtual machine may hide AMX.
+                "instructions": instruction_set() if is_cpu else "",
+            },
+            "ov_config": {name: str(value) for name, value in config.items() if name not in without},
+            "passes": all_passes(),
+            **fields,
+        }
+        self._key = make_key(kind, self._fields)
+
+    def lock(self) -> AbstractContextManager[bool]:
+        """Returns the lock that a worker holds while it measures; the others wait, then use its decision."""
+        return self._store.lock(self._kind, self._key) if self._store is not None else nullcontext(True)
+
+    def load(self) -> tuple[Decided, str] | None:
+        """Returns the decision and when it was made; None if there is none, or it is damaged."""
+        entry = self._store.get(self._kind, self._key) if self._store is not None else None
+        if entry is None:
+            return None
+        try:
+            return self._schema.model_validate(dict(entry.body)), entry.created
+        except ValidationError as error:
+            logger.warning("A stored %s cannot be used and is measured again: %s", self._kind, error)
+            return None
+
+    def save(self, decision: Mapping[str, Any]) -> bool:
+        """Stores a decision; returns False if nothing is writable, so that other workers will not find it."""
+        if self._store is None or not self._store.writable:
+            return False
+        return self._store.put(self._kind, self._key, fields=self._fields, body=dict(decision)) is not None
