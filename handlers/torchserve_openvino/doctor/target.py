@@ -55,7 +55,7 @@ class TargetSpec:
     Attributes:
         path: A ``.mar``, a ``.pt2``, TorchScript (``.pt``), ``FILE.py`` or ``FILE.py:NAME``.
         config: A model-config.yaml; if None, that of the archive is used, or the defaults.
-        inputs: One text for each input, as `inputs.parse_input` reads it; if empty, the model or its YAML gives them.
+        inputs: One text for each input, as `parse_input` reads it; if empty, the model or its YAML gives them.
         mappings: Files with operator mappings, in addition to those that the YAML names.
     """
 

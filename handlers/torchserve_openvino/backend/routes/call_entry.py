@@ -145,7 +145,7 @@ def read_call(body: Mapping[str, Any]) -> StoredCall:
     return StoredCall.model_validate(dict(body))
 
 
-# --- what an entry of a partition holds, checked when it is read, as `call_entry` does for calls ------------------
+# --- what an entry of a partition holds, checked when it is read, as that of a call is ----------------------------
 
 
 _Spec = tuple[str, tuple[int, ...], bool, tuple[NonNegativeInt, ...] | None, tuple[str, ...]]

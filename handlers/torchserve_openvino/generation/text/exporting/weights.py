@@ -20,7 +20,7 @@ def compressed(model: ov.Model, weights: str, group_size: int | None) -> tuple[o
 
     Args:
         model: Changed where its format is compressed.
-        weights: The format, as `weight_format.format_of` gives it.
+        weights: The format, as `format_of` gives it.
         group_size: `generate.group_size`.
 
     Returns:
