@@ -37,6 +37,10 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object]]] = [
     ("bicubic resize", lambda x: F.interpolate(x[None], scale_factor=2, mode="bicubic")),
     ("bilinear resize", lambda x: F.interpolate(x[None], size=(7, 3), mode="bilinear", align_corners=True)),
     ("nearest resize", lambda x: F.interpolate(x[None], size=(7, 3))),
+    (
+        "bilinear products",
+        lambda x: F.bilinear(x, x.flip(0), torch.linspace(-1, 1, 150).reshape(6, 5, 5), torch.ones(6)),
+    ),
     ("integer floor division", lambda x: (x * 10).to(torch.int64) // 3 + (x * 9).to(torch.int64) // -4),
     ("integer logsumexp", lambda x: torch.logsumexp((x * 3).to(torch.int64), 1) + x.sum()),
     ("norms of single values", lambda x: torch.linalg.vector_norm(x[:, :1] * 1e38, 2, 1)),

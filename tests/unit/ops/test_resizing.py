@@ -141,3 +141,21 @@ def test_stand_ins_know_the_layout_of_eager(data: st.DataObject) -> None:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         found = stand_in(mode.from_tensor(x), [4] * dims, *options)
     assert found.shape == expected.shape and found.stride() == expected.stride() and found.dtype == expected.dtype
+
+
+@pytest.mark.quick(mode=["bicubic"], backend=["openvino"])
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiasing_runs_on_openvino_where_sizes_are_known(mode: str, backend: str) -> None:
+    """As models of pictures fit their embeddings of positions to another size."""
+    x = torch.randn(2, 3, 16, 20)
+    hows: list[dict[str, Any]] = [
+        {"size": (7, 5)}, {"size": (31, 40)}, {"size": (1, 1)}, {"size": (16, 20)}, {"size": (1, 33)},
+        {"scale_factor": 0.37}, {"scale_factor": 1.7}, {"scale_factor": (0.5, 2.0)},
+        {"size": (5, 9), "align_corners": True}, {"size": (33, 41), "align_corners": True},
+    ]  # fmt: skip
+    for how in hows:
+        report = checked(Resized(mode=mode, antialias=True, **how), x, backend=backend)
+        assert report.summary.coverage == 1.0, report.to_text()
+    report = checked(Resized(mode=mode, antialias=True, size=(7, 5)), x, backend=backend, dynamic=True)
+    assert set(report.fallback_counts()) <= {"conversion_failed", "unsupported_op"}

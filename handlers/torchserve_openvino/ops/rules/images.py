@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from openvino import Output
+from openvino import Output, Type
 from openvino import opset15 as ops
 from torch import Tensor
 from torch.fx import Node
@@ -299,6 +299,81 @@ for _op in RESIZERS:
     _mode = "cubic" if "cubic" in _name else "linear_onnx"
     _convert = _nearest(exact="exact" in _name) if "nearest" in _name else _smooth(_mode)
     declare(Rule(convert=_convert, decompose=_apart(_op), limit=_not_whole), _op)
+
+
+# --- resizing with antialiasing -----------------------------------------------------------------------------------
+
+
+def _tent(x: np.ndarray) -> np.ndarray:
+    return np.maximum(0.0, 1.0 - np.abs(x))
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    """R. Keys, "Cubic convolution interpolation for digital image processing" (1981), with a = -0.5."""
+    x = np.abs(x)
+    near, far = ((1.5 * x - 2.5) * x) * x + 1.0, ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+# Name -> the filter, and half of its width in pixels of the smaller image.
+_FILTERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
+    "bilinear": (_tent, 1.0),
+    "bicubic": (_cubic, 2.0),
+}
+
+
+def _antialiasing(size: int, new: int, align_corners: bool, factor: float | None, mode: str) -> np.ndarray:
+    """Returns the weight of each value in each new one: ``[new, size]``, rows sum to 1.
+
+    As torch's kernel has them (aten/src/ATen/native/cpu/UpSampleKernel.cpp, `_compute_indices_min_size_weights_aa`).
+    """
+    weigh, half = _FILTERS[mode]
+    if align_corners:
+        step = (size - 1) / (new - 1) if new > 1 else 0.0
+    else:
+        step = 1.0 / factor if factor else size / new
+    stretched = max(step, 1.0)
+    centers, reach = step * (np.arange(new) + 0.5), half * stretched
+    first = np.maximum((centers - reach + 0.5).astype(np.int64), 0)[:, None]
+    end = np.minimum((centers + reach + 0.5).astype(np.int64), size)[:, None]
+    places = np.arange(size)
+    weights = weigh((places - centers[:, None] + 0.5) / stretched) * ((places >= first) & (places < end))
+    total = weights.sum(1, keepdims=True)
+    return (weights / np.where(total == 0, 1.0, total)).astype(np.float32)
+
+
+_TRACED_ANTIALIASING = "OpenVINO resizes otherwise, where it converts TorchScript"
+
+
+def _not_antialiased(node: Node) -> str | None:
+    value = first_input(node)
+    if value is not None and not value.is_floating_point():
+        return "torch resizes integers in integers"
+    return None
+
+
+def _antialiased(mode: str) -> Callable[..., Any]:
+    def convert(
+        x: Output, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
+    ) -> Any:
+        kind = x.get_element_type()
+        value = x if kind == Type.f32 else ops.convert(x, "f32").output(0)
+        height, width = (
+            _antialiasing(size, new, align_corners, factor, mode)
+            for size, new, factor in zip(_spatial(x), output_size, (scales_h, scales_w), strict=True)
+        )
+        wide = ops.matmul(value, ops.constant(width), False, True)
+        resized = ops.matmul(ops.constant(height), wide, False, False)
+        return resized if kind == Type.f32 else ops.convert(resized, kind)
+
+    return convert
+
+
+for _mode, _packet in (("bilinear", aten._upsample_bilinear2d_aa), ("bicubic", aten._upsample_bicubic2d_aa)):
+    declare(
+        Rule(convert=_antialiased(_mode), limit=_not_antialiased, limit_traced=lambda node: _TRACED_ANTIALIASING),
+        _packet.default,
+    )
 
 
 # --- regions ------------------------------------------------------------------------------------------------------

@@ -156,3 +156,16 @@ def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **op
         return NotImplemented
     rows, columns = torch.arange(n), torch.arange(n if m is None else m)
     return (rows.unsqueeze(-1) == columns).to(dtype or torch.get_default_dtype())
+
+
+@decomposition(aten._trilinear.default)
+def _trilinear(
+    x: Tensor, weight: Tensor, y: Tensor, expand1: list[int], expand2: list[int], expand3: list[int],
+    sumdim: list[int], unroll_dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """Makes two products of matrices of `nn.Bilinear`: a sum of products of all three operands takes their memory."""
+    count = x.dim() + len(expand1)
+    letters = "abcdefgh"[:count]
+    terms = ("".join(each for i, each in enumerate(letters) if i not in gaps) for gaps in (expand1, expand2, expand3))
+    left = "".join(each for i, each in enumerate(letters) if i not in sumdim)
+    return torch.einsum(f"{','.join(terms)}->{left}", x, weight, y)
