@@ -253,7 +253,7 @@ def test_a_reduction_of_integers_computes_what_is_behind_it_for_its_first_values
 
 
 def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> None:
-    """Why `passes/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
+    """Why `passes/ov/kernel_fusions.py` keeps the two apart; reductions of four dimensions are correct."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 1)).astype(np.float32)
     numbers = np.array([1, 10, 100], dtype=np.float32)
 
@@ -268,7 +268,7 @@ def test_a_reduction_of_three_dimensions_takes_numbers_of_other_channels() -> No
 
 @pytest.mark.parametrize(("shape", "wrong"), [((9, 3, 5), True), ((9, 5), False)])
 def test_a_reduction_divided_by_a_number(shape, wrong) -> None:
-    """Why `passes/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
+    """Why `passes/ov/kernel_fusions.py` keeps the two apart. The frontend does not rewrite divisions."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

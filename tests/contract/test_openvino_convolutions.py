@@ -75,7 +75,7 @@ def test_kernels_for_amx_are_wrong_and_wider_ones_right(case: tuple, in_bytes: b
     hint = "f32" if in_bytes else "bf16"
     wrong, kernel = error(model, x, expected, hint)
     if "amx" in kernel:
-        assert wrong > 0.1, "OpenVINO computes it rightly: passes/convolution_kernels.py can go"
+        assert wrong > 0.1, "OpenVINO computes it rightly: passes/ov/convolution_kernels.py can go"
     widen_kernels(model, PassContext())
     right, kernel = error(model, x, expected, hint)
     assert right < 0.02

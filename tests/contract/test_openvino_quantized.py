@@ -1,4 +1,4 @@
-"""Pins defects of OpenVINO 2026.4 with 8-bit values: why `passes/kernel_fusions.py` separates kernels."""
+"""Pins defects of OpenVINO 2026.4 with 8-bit values: why `passes/ov/kernel_fusions.py` separates kernels."""
 
 from collections.abc import Callable
 from functools import partial

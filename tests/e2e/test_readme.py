@@ -54,7 +54,7 @@ def test_every_shell_command_is_covered_here() -> None:
         "pip install",  # what that script does first
         "torchserve-openvino init",
         "torchserve-openvino check",
-        "torchserve-openvino frontend",  # tests/unit/frontend/test_mending.py
+        "torchserve-openvino frontend",  # tests/unit/frontend/test_patches.py
         "torchserve-openvino why",
         "torchserve-openvino package",
         "torchserve-openvino selftest",  # tests/unit/cli/test_selftest.py

@@ -79,7 +79,7 @@ def test_every_subpackage_has_a_layer() -> None:
 
 
 UPSTREAM = (
-    "_openvino_private", "_torch_floats", "_torch_kept", "_torch_modes", "_torch_private", "_torch_script",
+    "_openvino_private", "_torch_kept", "_torch_modes", "_torch_private", "_torch_script",
     "_torch_sizes",
 )  # fmt: skip
 # stock_worker.py observes OpenVINO's own backend from inside, in a separate process.
@@ -103,7 +103,7 @@ STAGES = (
     "upstream", "partitioning", "conversion", "runtime", "routes", "torchscript", "capture", "runners",
 )  # fmt: skip
 BESIDE = {
-    "spec": "", "size_formulas": "", "open_axes": "", "instrumentation": "routes", "settings": "routes",
+    "spec": "", "instrumentation": "routes", "settings": "routes",
     "eager_watch": "routes",
     "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip
@@ -140,8 +140,19 @@ def test_the_architecture_page_says_what_holds() -> None:
     (stages,) = re.findall(r"^    spec.py, upstream -> (.*)$", page, re.MULTILINE)
     assert re.findall(r"\w+(?= ->)", stages) == list(STAGES[1:])
     files = [path.as_posix() for root in ("handlers", "scripts", "tests") for path in (ROOT / root).rglob("*.py")]
-    for mentioned in re.findall(r"`([\w/]+\.py)", page):
-        assert any(path.endswith(f"/{mentioned}") for path in files), mentioned
+    for section in page.split("\n## "):
+        named = [*re.findall(r"\w+", section.partition(":")[0].lower()), *re.findall(r"\b(\w+)/", section)]
+        rooms = [SOURCE / each for each in named]
+        for mentioned in re.findall(r"`([\w/]+\.py)", section):
+            # A name without a folder is a file of a room that the section names.
+            own = [room for room in rooms if room.is_dir() and "/" not in mentioned]
+            places = [path for path in files if not own or any(path.startswith(f"{room}/") for room in own)]
+            assert any(path.endswith(f"/{mentioned}") for path in places), mentioned
+
+
+def test_each_listed_door_is_there() -> None:
+    assert [name for name in DOORS if not (SOURCE / name).is_file()] == []
+    assert [name for name in BESIDE if not (SOURCE / "backend" / f"{name}.py").is_file()] == []
 
 
 def test_no_folder_holds_more_than_one_can_overlook() -> None:

@@ -221,7 +221,7 @@ def _may_be_of_nothing(node: Node) -> str | None:
 # --- sums over open dimensions --------------------------------------------------------------------------------------
 
 # OpenVINO adds up many values one by one in float32, and loses digits. Dimensions of known length are summed in blocks
-# (`passes/long_reductions.py`); those of open length are limited. The error of a sum is 1e-5 at these lengths:
+# (`passes/ov/long_reductions.py`); those of open length are limited. The error of a sum is 1e-5 at these lengths:
 # of other dimensions than the last, and of the last one.
 _LONGEST, _LONGEST_LAST = 2**17, 2**22
 
