@@ -15,8 +15,18 @@ class TorchServeOpenVINOError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text that is not blank, or its class where there is none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Returns the line of an error's text that says what happened, or its class where there is none.
+
+    OpenVINO's errors begin with the place in its own source.
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line and not line.startswith("Exception from")), type(error).__name__)
+
+
+def class_and_line(error: BaseException) -> str:
+    """Returns an error's class and what `first_line` returns."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
 
 
 class ConfigError(TorchServeOpenVINOError, ValueError):

@@ -50,7 +50,7 @@ def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -
     )
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- coverage and times -------------------------------------------------------------------------------------------
 
 
 def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:

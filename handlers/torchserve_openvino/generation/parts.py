@@ -74,7 +74,7 @@ class Part:
         return tuple(int(size) for size in self.inputs[0].shape) if self.inputs else ()
 
 
-# --- compiles and verifies the graphs that a task calls by itself before READY, each as any other model -----------
+# --- compilation and verification of parts before READY -----------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)

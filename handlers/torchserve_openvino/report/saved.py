@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from torchserve_openvino.files.atomic import write_atomically
+
 # Reports of all models and workers; the oldest are removed.
 MOST_FILES = 64
 # No report is larger; such a file was not written by a worker.
@@ -51,9 +53,7 @@ def save(state: Path, name: str, version: str, report: Mapping[str, Any], cause:
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = {"name": name, "version": version, "pid": os.getpid(), "time": time.time(), "cause": cause}
     path = folder / f"{quote(name, safe='')}@{os.getpid()}{_SUFFIX}"
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps({**facts, "report": report}), encoding="utf-8")
-    unfinished.replace(path)
+    write_atomically(path, json.dumps({**facts, "report": report}).encode(), sync=False)
     for old in _files(folder)[MOST_FILES:]:
         old.unlink(missing_ok=True)
 

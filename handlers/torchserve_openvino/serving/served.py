@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.errors import ItemError, OutsideDeclaredError
+from torchserve_openvino.errors import ItemError, OutsideDeclaredError, first_line
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
@@ -121,7 +121,7 @@ class ServedModel:
             with eager_watch.compiled():
                 self._eager(*args, **kwargs)
         except Exception as refusal:
-            text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]
+            text = first_line(refusal)
             vars(error)[_REJECTION] = text
 
     def _called(self, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -89,7 +89,7 @@ def _whole_cores(text: str) -> int | None:
     return max(1, quota // period) if quota > 0 and period > 0 else None
 
 
-# --- the plan -----------------------------------------------------------------------------------------------
+# --- the thread plan ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

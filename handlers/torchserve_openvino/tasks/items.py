@@ -17,6 +17,7 @@ from torchserve_openvino.errors import (
     ItemError,
     NonFiniteOutputError,
     NotExplainedError,
+    first_line,
 )  # fmt: skip
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.context import WorkerContext
@@ -197,7 +198,7 @@ class ItemHandler(TaskHandler):
             with torch.inference_mode(), eager_watch.compiled():
                 self.run_eager(value)
         except Exception as refusal:
-            text = (str(refusal).strip().splitlines() or [type(refusal).__name__])[0]
+            text = first_line(refusal)
             return InvalidInputError(f"the model does not take this input: {text}")
         return server_fault(error)
 

@@ -31,7 +31,7 @@ from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
-from torchserve_openvino.errors import CompileDiedError, DamagedEntryError
+from torchserve_openvino.errors import CompileDiedError, DamagedEntryError, first_line
 from torchserve_openvino.passes.digests import all_passes, device_passes, graph_passes
 from torchserve_openvino.report.records import CacheRecord, PartitionRecord
 from torchserve_openvino.report.tracker import Tracker
@@ -151,12 +151,12 @@ class PartitionCache:
                 self._store_blob(key, built)
         except CompileDiedError as error:
             # The entry is right. Whoever converts the partition instead gets the same error, and counts the fallback.
-            self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
+            self._record.refused[f"a stored partition was not used: {first_line(error)[:200]}"] += 1
             self._record.misses += 1
             return None
         except (DamagedEntryError, LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
             logger.warning("A partition in the cache cannot be used and is rebuilt: %s", error)
-            self._record.refused[f"a stored partition was not used: {_first_line(error)}"] += 1
+            self._record.refused[f"a stored partition was not used: {first_line(error)[:200]}"] += 1
             self.store.discard("partition", key)
             self._record.misses += 1
             return None
@@ -175,8 +175,10 @@ class PartitionCache:
                 built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note, products)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
-                logger.warning("A compiled model in the cache is not used; compiling its IR: %s", _first_line(error))
-                self._record.refused[f"a blob was not used: {_first_line(error)}"] += 1
+                logger.warning(
+                    "A compiled model in the cache is not used; compiling its IR: %s", first_line(error)[:200]
+                )
+                self._record.refused[f"a blob was not used: {first_line(error)[:200]}"] += 1
                 self.store.discard("blob", blob_key)
                 continue
             self._record.imports += 1
@@ -211,7 +213,7 @@ class PartitionCache:
                 ov.save_model(converted.model, path, compress_to_fp16=False)
             except (RuntimeError, OSError) as error:
                 logger.warning("A partition could not be written for the cache: %s", error)
-                self._record.refused[f"a partition was not stored: {_first_line(error)}"] += 1
+                self._record.refused[f"a partition was not stored: {first_line(error)[:200]}"] += 1
                 return
             files: dict[str, Any] = {"model.xml": path, "model.bin": path.with_suffix(".bin")}
             body = {"interface": converted.interface.to_plain()}
@@ -237,11 +239,6 @@ def _numbers(value: Any) -> dict[str, int]:
     """Returns the numbers in a mapping that was stored; nothing where it holds anything else."""
     pairs = value.items() if isinstance(value, Mapping) else ()
     return {str(name): number for name, number in pairs if isinstance(number, int)}
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def fits_here(fields: Mapping[str, Any]) -> bool:

@@ -49,7 +49,7 @@ class PlainGraphError(TypeError):
     """A graph or an entry holds something that has no plain form."""
 
 
-# --- to plain data ----------------------------------------------------------------------------------------------
+# --- serialization ------------------------------------------------------------------------------------------------
 
 
 def to_plain(graph: Any) -> Plain:
@@ -115,7 +115,7 @@ def encode(value: Any, position: Mapping[Any, int] | None = None) -> Any:
     raise PlainGraphError(f"{value!r} of type {type(value).__name__} has no plain form")
 
 
-# --- and back ---------------------------------------------------------------------------------------------------
+# --- deserialization ----------------------------------------------------------------------------------------------
 
 
 def decode(value: Any, values: Sequence[Any] = ()) -> Any:

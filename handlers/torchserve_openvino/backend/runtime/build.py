@@ -335,7 +335,7 @@ def cpu_level() -> str:
     return runtime_requirements()
 
 
-# --- which kernels a compiled model runs, at which precision, and how long each takes: the truth behind every hint
+# --- executed kernels, their precision and time -------------------------------------------------------------------
 # OpenVINO's runtime model says it. Times are averages over all calls; they are there on devices that count
 # (``PERF_COUNT``), once there was a call.
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Integer, Positive
-from torchserve_openvino.config.sections.tasks import TaskSection
+from torchserve_openvino.config.sections.tasks import Section
 
 WeightFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 CachePrecision = Literal["f32", "bf16", "u8"]
 
 
-class GenerateSection(TaskSection):
+class GenerateSection(Section):
     """Text generation: the engine, its precision and its limits."""
 
     engine: Literal["genai", "compile"] | None = None

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 
 from torchserve_openvino.config.fields import (
     Against,
@@ -32,10 +32,10 @@ from torchserve_openvino.config.fields import (
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.config.sections.tasks import (
-    SECTION,
     AudioSection,
     ImageGenerationSection,
     ImageSection,
+    Section,
     TensorSection,
     TextSection,
 )
@@ -44,10 +44,8 @@ from torchserve_openvino.config.spelling import listed, nearest
 # --- the section `handler.openvino.record`: requests that are kept, to be measured with ---------------------------
 
 
-class RecordSection(BaseModel):
+class RecordSection(Section):
     """Keeps some requests as files, for `tune --requests` and `bench --requests`. Off without a folder."""
-
-    model_config = SECTION
 
     folder: Folder | None = None
     """Folder (absolute path) for the bodies of requests that were answered; private to the user that the workers run
@@ -74,12 +72,6 @@ class RecordSection(BaseModel):
 
 # The name that a shape may begin with; batching.buckets defines its sizes.
 BATCH = "batch"
-
-
-class Section(BaseModel):
-    """Base of all sections."""
-
-    model_config = SECTION
 
 
 class WarmupInput(Section):

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Integer, Share
-from torchserve_openvino.config.sections.tasks import TaskSection
+from torchserve_openvino.config.sections.tasks import Section
 
 Method = Literal["int8", "int8_weights", "int4_weights"]
 Metric = Literal["auto", "top1", "f1", "cosine", "agreement"]
 
 
-class CalibrationSection(TaskSection):
+class CalibrationSection(Section):
     """Requests from which the ranges of activations are learnt."""
 
     data: str | None = None
@@ -21,7 +21,7 @@ class CalibrationSection(TaskSection):
     """Most requests that are used, the first by name."""
 
 
-class EvaluationSection(TaskSection):
+class EvaluationSection(Section):
     """Requests on which the accuracy is measured."""
 
     data: str | None = None
@@ -37,7 +37,7 @@ class EvaluationSection(TaskSection):
     (by the handler's name, or with an index_to_name.json), else `cosine`."""
 
 
-class IgnoredSection(TaskSection):
+class IgnoredSection(Section):
     """What stays in f32."""
 
     names: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class IgnoredSection(TaskSection):
     """Operators, such as `aten.softmax.int`, or NNCF's names of them."""
 
 
-class QuantizeSection(TaskSection):
+class QuantizeSection(Section):
     """What `package --quantize` makes."""
 
     method: Method | None = None

@@ -19,13 +19,13 @@ from torchserve_openvino.config.fields import (
 SECTION = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class TaskSection(BaseModel):
-    """Base of these sections."""
+class Section(BaseModel):
+    """Base of all sections."""
 
     model_config = SECTION
 
 
-class ImageSection(TaskSection):
+class ImageSection(Section):
     """Transforms of image_classifier, as torchvision's Resize, CenterCrop, ToTensor and Normalize."""
 
     resize: Count = 256
@@ -55,7 +55,7 @@ class ImageSection(TaskSection):
     Pillow opens no other, so that no decoder runs that you don't know of, as Ghostscript would for EPS."""
 
 
-class TensorSection(TaskSection):
+class TensorSection(Section):
     """Requests of the handler tensor."""
 
     max_bytes: Count = 64 * 1024 * 1024
@@ -64,7 +64,7 @@ class TensorSection(TaskSection):
     """Whether the requests of a batch are joined along dimension 0; otherwise each runs alone."""
 
 
-class TextSection(TaskSection):
+class TextSection(Section):
     """Requests of the text tasks."""
 
     max_tokens: Count | None = None
@@ -81,7 +81,7 @@ class TextSection(TaskSection):
     that the tokenizer reads for one request, where a text is read with each of several labels or texts."""
 
 
-class AudioSection(TaskSection):
+class AudioSection(Section):
     """Requests of the audio tasks."""
 
     max_seconds: Positive | None = None
@@ -94,7 +94,7 @@ class AudioSection(TaskSection):
     """Largest recording to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
 
 
-class ImageGenerationSection(TaskSection):
+class ImageGenerationSection(Section):
     """Requests of image_generator."""
 
     sizes: PictureSizes = "auto"

@@ -25,6 +25,7 @@ from torchserve_openvino.backend.runtime.compare import largest_difference
 from torchserve_openvino.doctor.bisecting.stock import given_options
 from torchserve_openvino.doctor.bisecting.trial import first_line
 from torchserve_openvino.doctor.target import Call, TargetSpec, load_target
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name
 
 _LATER_CALLS = 5
@@ -112,7 +113,7 @@ def run_stock(
         except Exception as raised:
             # The exception is the finding: a worker answers each request with it.
             result |= watched.counts()
-            result["error"] = f"{type(raised).__name__}: {first_line(str(raised))}"
+            result["error"] = class_and_line(raised)
     return {**result, "failures": watched.failures, "unsupported": dict(watched.lacking)}
 
 

@@ -17,6 +17,7 @@ from torchserve_openvino.backend.instrumentation import Instrumentation
 from torchserve_openvino.backend.runtime.compare import difference, largest_difference, reordered
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.describe import described
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.report import Fallback
@@ -187,7 +188,7 @@ class Experiments:
                 dynamo = False
             except Exception as raised:
                 # Any exception is the finding: eager PyTorch has already run the same call.
-                answers, error = [], f"{type(raised).__name__}: {first_line(str(raised))}"
+                answers, error = [], class_and_line(raised)
                 dynamo = type(raised).__module__.startswith("torch._dynamo")
             finally:
                 # Otherwise each compilation would stay in memory with its graphs.
@@ -214,7 +215,7 @@ class Experiments:
             answers = [self._run(compiled, call) for call, _ in self._checks]
             return self._difference(answers, self._precision or "f32")
         except Exception as raised:
-            return f"{type(raised).__name__}: {first_line(str(raised))}"
+            return class_and_line(raised)
         finally:
             torch.compiler.reset()
 

@@ -93,7 +93,7 @@ def bind(op: torch._ops.OpOverload, seen: Call) -> dict[str, Any]:
     return bound
 
 
-# --- writing --------------------------------------------------------------------------------------------------------
+# --- the formula as source code -----------------------------------------------------------------------------------
 
 
 def _traced_lines(
@@ -135,7 +135,7 @@ def _call(function: Callable[..., Any], bound: Mapping[str, Any]) -> tuple[tuple
     return args, {name: value for name, value in bound.items() if name in only}
 
 
-# --- trying ---------------------------------------------------------------------------------------------------------
+# --- comparison with the operator ---------------------------------------------------------------------------------
 
 
 def constant(value: Any, like: Any) -> Any:

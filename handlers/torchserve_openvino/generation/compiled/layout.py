@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.generation.text.exporting.export import cache_argument
 
 # Names of models' arguments, without and with an encoder.
@@ -106,7 +106,7 @@ def layout_of(model: nn.Module, sizes: Sizes) -> Layout:
         layers = tuple(_shape(layer) for layer in own.layers)
         cross = tuple(_shape(layer) for layer in cache.cross_attention_cache.layers) if encodes else ()
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        line = first_line(error)
         raise ModelLoadError(f"{name} does not keep keys and values of each layer of its decoder: {line}") from error
     if not layers or (encodes and len(cross) != len(layers)):
         raise ModelLoadError(f"{name} caches {len(layers)} and {len(cross)} layers of keys and values.")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.config.spelling import listed
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.generation.images.families import FAMILIES, INDEX, Family
 from torchserve_openvino.serving.loading import hub
 
@@ -140,7 +140,7 @@ def _model(folder: Path, kind: str) -> nn.Module:
                 folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **how
             )
         except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
-            text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            text = first_line(error)
             raise ModelLoadError(f"{kind} cannot load {folder.name}: {text}") from error
     if missing := sorted(info.get("missing_keys") or ()):
         raise ModelLoadError(

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchserve_openvino.errors import BusyError, GenerationError, ItemError
+from torchserve_openvino.errors import BusyError, GenerationError, ItemError, class_and_line
 from torchserve_openvino.generation.text.engine import (
     DiesOnError,
     Finish,
@@ -277,4 +277,4 @@ class SteppingEngine(DiesOnError):
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+    return class_and_line(error)[:300]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, first_line
 from torchserve_openvino.files.json_text import JsonError, parse_json
 from torchserve_openvino.files.zip_bounds import why_unbounded
 from torchserve_openvino.serving.loading.program_text import check_name, check_program
@@ -135,7 +135,7 @@ def _tensors_only(content: bytes, name: str) -> Any:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # Of many classes, by what is wrong in the pickle.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelLoadError(
             f"{name} cannot be loaded with weights_only=True ({reason}). Only tensors and plain values are read, never "
             "pickled objects. If these are example inputs, set program.example_inputs = None before torch.export.save."

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError
+from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError, class_and_line
 from torchserve_openvino.serving.requests.counters import Counters
 
 logger = logging.getLogger(__name__)
@@ -72,5 +72,4 @@ def server_fault(error: Exception) -> ItemError:
         refusal.status = int(error.error_code)
         return refusal
     logger.error("One item failed because of a server error", exc_info=error)
-    text = (str(error).strip().splitlines() or [""])[0]
-    return ModelCallError(f"the server failed on this item: {type(error).__name__}: {text}")
+    return ModelCallError(f"the server failed on this item: {class_and_line(error)}")

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 
@@ -68,7 +69,7 @@ def refusal(model: Callable[..., Any], inputs: Inputs) -> str:
         _run(model, inputs)
     except Exception as error:
         # Any exception means that the model does not accept the call.
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        return class_and_line(error)
     return ""
 
 

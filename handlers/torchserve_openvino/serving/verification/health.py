@@ -8,7 +8,7 @@ import torch
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.config.sections.handler import VerifySection
-from torchserve_openvino.errors import first_line
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.messages import JSON, Request, Response
@@ -87,7 +87,7 @@ class Health:
             answer = self._run()
         except Exception as error:
             # Whatever it is, requests meet it, too.
-            return f"its warm-up sample ({self._case.name}) fails: {type(error).__name__}: {first_line(error)}"
+            return f"its warm-up sample ({self._case.name}) fails: {class_and_line(error)}"
         finally:
             self._report.tracker.ran.clear()
         precision = self._report.summary.precision or "f32"

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.runtime.compare import output_tensors, relative_tolerance, too_far, widened
 from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
@@ -185,7 +186,7 @@ class _Comparison:
         except Exception as error:
             if required:
                 raise
-            return self._skip(name, f"eager raises {type(error).__name__}: {_first_line(error)}")
+            return self._skip(name, f"eager raises {class_and_line(error)}")
         middle = time.perf_counter()
         if reason := "" if required else _says_nothing(expected, values):
             return self._skip(name, reason)
@@ -196,7 +197,7 @@ class _Comparison:
         except Exception as error:
             if required:
                 raise
-            self.problems.append(f"{name}: raises {type(error).__name__}: {_first_line(error)}")
+            self.problems.append(f"{name}: raises {class_and_line(error)}")
             return True
         seconds = CaseTimes(middle - start, time.perf_counter() - begin)
         self.times[case] = self.times.get(case, seconds).merged(seconds)
@@ -255,10 +256,6 @@ def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
     if numbers and len(numbers) == len(expected) and all(bool(t.isnan().all()) for t in numbers):
         return "eager answers NaN everywhere"
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 def _difference(

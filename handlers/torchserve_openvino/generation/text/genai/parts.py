@@ -12,7 +12,7 @@ from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.genai.messages import Add
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, Running
 
-# --- which prompts must not be computed at the same time, where pages of the cache are shared ---------------------
+# --- scheduling of prompts with shared prefixes -------------------------------------------------------------------
 # GenAI 2026.4 gives a page that is not full to every prompt that goes on from its tokens, and makes a copy only for a
 # sequence that generates already: two prompts that are computed in the same step, or while one of them waits for the
 # rest of its steps, write into the same page. Such a page holds an earlier prompt, and the beginning of its answer. So

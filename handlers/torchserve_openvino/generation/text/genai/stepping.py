@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
+from torchserve_openvino.errors import class_and_line, first_line
 from torchserve_openvino.generation.text.genai.messages import (
     Add,
     Cancel,
@@ -285,16 +286,10 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
         # The worker is gone, and with it all who wait.
         return
     except Exception as error:
-        news, _ = stepper.fail(reason := f"{type(error).__name__}: {first_line(error)}")
+        news, _ = stepper.fail(reason := class_and_line(error))
         logger.exception("Text generation stopped after an error")
         connection.send_bytes(update_bytes(Update(tuple(news), dead=reason)))
     finally:
         # GenAI complains of sequences that are left when it goes.
         with contextlib.suppress(RuntimeError):
             stepper.clear()
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the line of an error's text that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "Exception from" not in line]
-    return lines[0][:300] if lines else type(error).__name__
