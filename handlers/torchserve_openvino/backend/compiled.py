@@ -146,13 +146,13 @@ class CompiledModule(ModelProxy):
         """The partitions that are in use, with what the report has of them."""
         return self._runner.running
 
-    def step_aside(self, *args: Any, **kwargs: Any) -> bool:
+    def fall_back_to_eager(self, *args: Any, **kwargs: Any) -> bool:
         """Lets the eager model answer all later calls of the shapes, types and modes of this one, which is not run.
 
         Returns:
             False where such calls cannot be told from others, and nothing changes.
         """
-        return self._runner.step_aside(args, kwargs)
+        return self._runner.fall_back_to_eager(args, kwargs)
 
     def drop(self) -> None:
         """Frees what was compiled and discards the calls that it stored, because another backend was preferred."""

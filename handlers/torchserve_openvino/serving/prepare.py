@@ -191,7 +191,7 @@ class Preparation:
         else:
             prepared = self._verified(prepared, resolved, is_last)
         stored = None if resolved is None else partial(self._placements, resolved)
-        slower.step_aside(prepared, self._section, self._admission.times, stored)
+        slower.fall_back_to_eager(prepared, self._section, self._admission.times, stored)
         if self._shapes.inputs is not None:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared

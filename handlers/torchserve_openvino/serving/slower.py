@@ -57,7 +57,7 @@ class _Uses:
     is_alone: bool = True
 
 
-def step_aside(
+def fall_back_to_eager(
     prepared: Prepared, section: OpenVINOSection, times: Mapping[str, CaseTimes], stored: Open | None = None
 ) -> None:
     """Lets eager PyTorch run what it computes faster, as far as the policy allows it.
@@ -155,13 +155,13 @@ class _Decision:
             )
 
     def _leave(self, partition: GuardedPartition) -> None:
-        partition.step_aside()
+        partition.fall_back_to_eager()
         self._compiled.running[partition].record.runs_on = "eager"
 
     def _leave_case(self, case: Case) -> bool:
         args, kwargs = case.inputs
         with case.modes.on():
-            return self._compiled.step_aside(*args, **kwargs)
+            return self._compiled.fall_back_to_eager(*args, **kwargs)
 
     def _try_partition(self, partition: GuardedPartition, use: _Uses, deadline: float) -> None:
         def on_openvino() -> None:

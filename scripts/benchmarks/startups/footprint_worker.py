@@ -61,7 +61,7 @@ def watch(clock: Clock) -> None:
         (one_graph, "choose", "choice of graphs"),
         (Compilation, "make", "trace and lower, or read the cache"),
         (Admission, "compare", "eager reference and comparison"),
-        (slower, "step_aside", "slower"),
+        (slower, "fall_back_to_eager", "slower"),
         (prepare, "tidy", "memory given back"),
         (ov.frontend.FrontEnd, "convert", "convert"),
         (ov.Core, "compile_model", "compile"),

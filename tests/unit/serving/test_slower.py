@@ -206,13 +206,13 @@ def test_without_time_partitions_stay_and_the_report_says_so(archive, pairs, mon
 def fast_batch_of_4(pairs, monkeypatch) -> None:
     """A batch of 4 is fast enough on OpenVINO, and nothing else."""
     fast: list[Any] = []
-    step_aside = slower.step_aside
+    fall_back_to_eager = slower.fall_back_to_eager
 
     def recorded(prepared, section, times, stored) -> None:
         fast.append(times["batch 4"])
-        step_aside(prepared, section, times, stored)
+        fall_back_to_eager(prepared, section, times, stored)
 
-    monkeypatch.setattr(slower, "step_aside", recorded)
+    monkeypatch.setattr(slower, "fall_back_to_eager", recorded)
     monkeypatch.setattr(slower, "is_fast_enough", lambda times: times is fast[0])
 
 

@@ -177,8 +177,8 @@ class FreezingRunner(Runner):
         """See `CompiledModule.running`."""
         return dict(self._settings.running)
 
-    def step_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """See `CompiledModule.step_aside`."""
+    def fall_back_to_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """See `CompiledModule.fall_back_to_eager`."""
         key = call_key(args, kwargs)
         if key is not None:
             self._eager_calls.add(key)

@@ -105,8 +105,8 @@ class Runner:
         """See `CompiledModule.running`."""
         return {}
 
-    def step_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """See `CompiledModule.step_aside`."""
+    def fall_back_to_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """See `CompiledModule.fall_back_to_eager`."""
         return False
 
     def freeze(self) -> None:

@@ -349,6 +349,6 @@ class GuardedPartition:
         results = results if self._tuple else (results,)
         return self._layout(results) if self._layout is not None else results
 
-    def step_aside(self) -> None:
+    def fall_back_to_eager(self) -> None:
         """Lets eager PyTorch run all later calls, and frees what OpenVINO compiled."""
         self.compiled = None

@@ -42,7 +42,7 @@ class Request:
         id: Its id.
         envelope: The protocol of its body, by TorchServe's name; None for the handler's own.
         arrived: When it came, in seconds since 1970; 0 if that is not known.
-        over_http: Whether its response can have a status of its own and pieces; TorchServe has neither over gRPC and in
+        has_own_status: Whether its response can have a status of its own and pieces; TorchServe has neither over gRPC and in
             workflows.
         send: Sends a piece of the response, before the call ends.
         is_gone: Returns True if the client has hung up.
@@ -53,7 +53,7 @@ class Request:
     id: str = ""
     envelope: EnvelopeKind | None = None
     arrived: float = 0.0
-    over_http: bool = True
+    has_own_status: bool = True
     send: Callable[["Response"], None] = _dropped
     is_gone: Callable[[], bool] = _stays
 

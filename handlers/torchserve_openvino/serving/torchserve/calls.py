@@ -59,7 +59,9 @@ def requests_of(data: Sequence[Any], context: Any, envelope: EnvelopeKind | None
         headers = headers if isinstance(headers, Mapping) else {}
         send = partial(asynchronous.send_piece, context, index)
         has_status = EXPLAIN_HEADER in headers
-        requests.append(Request(row, headers, str(names.get(index) or ""), envelope, over_http=has_status, send=send))
+        requests.append(
+            Request(row, headers, str(names.get(index) or ""), envelope, has_own_status=has_status, send=send)
+        )
     return requests
 
 
@@ -73,7 +75,7 @@ def check_statuses_arrive(requests: Sequence[Request], responses: Sequence[Respo
         PredictionException: A refused request can't have its own status; TorchServe fails the whole call with it.
     """
     refusals = [(request, response.error) for request, response in zip(requests, responses, strict=True)]
-    lost = [error for request, error in refusals if error is not None and not request.over_http]
+    lost = [error for request, error in refusals if error is not None and not request.has_own_status]
     if not lost:
         return
     from ts.utils.util import PredictionException

@@ -164,7 +164,7 @@ class ImageGenerator(TaskHandler):
         reader = read_openai if path == _OPENAI else read
         prompt, parameters = reader(_sent(item, plain=plain), self.limits.max_bytes)
         wish = self.limits.validate(prompt, parameters)
-        if wish.stream and not (plain and request.over_http):
+        if wish.stream and not (plain and request.has_own_status):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
         return self.watched(lambda: self._made(wish, events, as_png=wish.png and plain and path != _OPENAI))
 
