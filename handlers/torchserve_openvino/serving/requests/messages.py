@@ -42,8 +42,8 @@ class Request:
         id: Its id.
         envelope: The protocol of its body, by TorchServe's name; None for the handler's own.
         arrived: When it came, in seconds since 1970; 0 if that is not known.
-        has_own_status: Whether its response can have a status of its own and pieces; TorchServe has neither over gRPC and in
-            workflows.
+        has_own_status: Whether its response can have a status of its own and pieces; TorchServe has neither over gRPC
+            and in workflows.
         send: Sends a piece of the response, before the call ends.
         is_gone: Returns True if the client has hung up.
     """
