@@ -16,6 +16,7 @@ CASES: list[tuple[str, Callable[[torch.Tensor], object]]] = [
     ("var_mean without correction", lambda x: torch.var_mean(x)),
     ("var without correction", lambda x: torch.var(x, 1)),
     ("std of everything", lambda x: torch.std(x)),
+    ("a condition along rows, as a number", lambda x: (x > 0).any(-1, keepdim=True).float() / 3 + x.sum()),
     ("abs of an integer range", lambda x: torch.arange(-3, 2).abs() + x.abs().sum().to(torch.int64)),
     ("reflection padding", lambda x: F.pad(x, (1, 2), mode="reflect")),
     ("average pooling, ceil_mode", lambda x: F.avg_pool1d(x, 4, 3, 2, ceil_mode=True) * 2),

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import openvino as ov
-from openvino import opset15 as ops
 
 from torchserve_openvino.config.cores import allowed_cores
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import by_constant, is_constant
 from torchserve_openvino.passes.ov.kernel_fusions import before_moves
-from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.ov.rewiring import kept_apart, put_behind
 
 
 def dies_on_gated_products(config: Mapping[str, Any]) -> bool:
@@ -41,7 +40,7 @@ def split_gated_products(model: ov.Model, _: PassContext) -> None:
             factors = [value.get_node() for value in gated.get_node().input_values()]
             if gated.get_node().get_type_name() == "Multiply" and not any(map(is_constant, factors)):
                 # Fused with the multiplication, so that it costs next to nothing.
-                put_behind(gated, lambda value: ops.maximum(value, value))
+                put_behind(gated, kept_apart)
 
 
 def _threads_per_stream(config: Mapping[str, Any]) -> int:

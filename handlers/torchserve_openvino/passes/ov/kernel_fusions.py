@@ -38,7 +38,7 @@ from openvino import opset15 as ops
 
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import ELEMENTWISE, by_constant, is_constant
-from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.ov.rewiring import kept_apart, put_behind
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}
@@ -76,13 +76,11 @@ def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
         if node.get_type_name() == "Reshape" and node.get_output_partial_shape(0) == ov.PartialShape([]):
             _squeeze(node)
         if has_bytes and (_reduces_bytes(node) or _clamps_bytes(node) or _pads_mean(node)):
-            # OpenVINO does not move the scale behind a maximum.
-            value = node.input_value(0)
-            node.input(0).replace_source_output(ops.maximum(value, value).output(0))
+            node.input(0).replace_source_output(kept_apart(node.input_value(0)).output(0))
         if has_bytes and (shared := _shared_result(node)) is not None:
-            put_behind(shared, lambda value: ops.maximum(value, value))
+            put_behind(shared, kept_apart)
         if _is_joined_reduction(node) or _is_joined_product(node):
-            put_behind(node.output(0), lambda value: ops.maximum(value, value))
+            put_behind(node.output(0), kept_apart)
         if node.get_type_name() in _PRODUCTS and is_attention(node):
             last = _last_of_kernel(node.output(0))
             values += [last] if last is not None else []
