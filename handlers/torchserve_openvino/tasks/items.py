@@ -107,18 +107,13 @@ class ItemHandler(TaskHandler):
     def _through(self, items: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Decodes items, and asks for those that can be decoded."""
         start = time.perf_counter()
-        answers: list[Any] = [None] * len(items)
-        decoded: dict[int, Any] = {}
-        for position, value in enumerate(self._decoders.run([partial(self._decoded, item) for item in items])):
-            decoded[position] = value
-        good = [position for position, value in decoded.items() if not isinstance(value, ItemError)]
-        decoded |= zip(good, self._together([decoded[position] for position in good]), strict=True)
-        for position, value in list(decoded.items()):
-            if isinstance(value, ItemError):
-                answers[position] = decoded.pop(position)
-        if decoded:
-            for position, answer in zip(decoded, ask(list(decoded.values())), strict=True):
-                answers[position] = answer
+        answers = self._decoders.run([partial(self._decoded, item) for item in items])
+        # The items that are not refused, by their position: twice, since some are refused beside others only.
+        for step in (self._together, ask):
+            kept = {position: value for position, value in enumerate(answers) if not isinstance(value, ItemError)}
+            if kept:
+                for position, value in zip(kept, step(list(kept.values())), strict=True):
+                    answers[position] = value
         self.record_time("HandlerTime", start)
         return answers
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops import integers
-from torchserve_openvino.ops.names import first_input, value_of
+from torchserve_openvino.ops.names import arguments_of, first_input, value_of
 from torchserve_openvino.ops.opaque_ops import BATCHED_NMS
 from torchserve_openvino.ops.openvino_values import int64, rank
 from torchserve_openvino.ops.registry import (
@@ -110,14 +110,15 @@ def _not_by_mask(node: Node) -> str | None:
 
     Through a mask: shapes in OpenVINO must not depend on its values. A sum of int64: it may exceed 32 bits.
     """
-    _, indices, values, *accumulate = (*node.args, *node.kwargs.values())
+    arguments = arguments_of(node)
+    indices, values, accumulates = arguments["indices"], arguments["values"], arguments.get("accumulate", False)
     assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
-    if any(accumulate) and value_of(node).dtype in {torch.int64, torch.bool}:
+    if accumulates and value_of(node).dtype in {torch.int64, torch.bool}:
         return "a sum of int64 may exceed 32 bits, in which OpenVINO computes it; one of booleans counts"
     masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
     if not masks:
         return None
-    if len(indices) == 1 and is_always_true(value_of(values).numel() == 1) and not any(accumulate):
+    if len(indices) == 1 and is_always_true(value_of(values).numel() == 1) and not accumulates:
         return None
     return "assigns several values through a mask: how many depends on the mask's values"
 

@@ -274,8 +274,9 @@ def serve(pipeline: Pipeline, eos: frozenset[int], connection: Connection) -> No
             began = time.monotonic()
             stepper.step()
             now = time.monotonic()
-            # Told now, if it would be late after the next step.
-            if unread := now + (now - began) - sent < _READ_SECONDS and not stepper.is_due:
+            after_next_step = now + (now - began)
+            unread = after_next_step - sent < _READ_SECONDS and not stepper.is_due
+            if unread:
                 continue
             update = stepper.read()
             connection.send_bytes(update_bytes(update))
