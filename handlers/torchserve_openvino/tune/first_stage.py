@@ -16,6 +16,7 @@ from torchserve_openvino.tune.keys import OPENVINO, KeyPath
 from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
 from torchserve_openvino.tune.profile import Process, Profile, Tell, WorkerFailedError, profile
 from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.request_sizes import RequestSizes
 from torchserve_openvino.tune.settings import Settings
 
 _SIZES = (1, 2, 4, 8, 16, 32)
@@ -54,6 +55,7 @@ class FirstStage:
         try:
             with Process(archive, self._requests, self._environment) as process:
                 answers = process.answers()
+                seen = process.sizes()
         except WorkerFailedError as error:
             raise ConfigError(f"eager PyTorch cannot serve it: {error}", location=self._variants.name) from error
         finally:
@@ -62,11 +64,41 @@ class FirstStage:
             if answer.status != 200:
                 text = answer.body[:300].decode(errors="replace")
                 raise ConfigError(f"is answered {answer.status} by eager PyTorch: {text}", location=str(body.path))
+        self._seen = RequestSizes.from_plain(seen, max(self._few_sizes()))
         return answers
 
+    @property
+    def sizes(self) -> RequestSizes:
+        """Sizes of the requests; known once eager PyTorch answered them.
+
+        Raises:
+            ConfigError: As `expected`.
+        """
+        # Its answers come with the sizes.
+        _ = self.expected
+        return self._seen
+
     def options(self) -> list[Option]:
-        """Returns the values of further keys to try."""
+        """Returns the values of further keys to try, without those that follow from the sizes of the requests."""
         return offered(self._variants.config, self._variants.task, self._settings.options)
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether values that follow from the sizes of the requests are tried, if the sizes differ."""
+        if self._settings.length_counts is None:
+            return self._settings.options is None and self._variants.task != TEXT_GENERATOR
+        return bool(self._settings.length_counts)
+
+    def fitted(self) -> list[Option]:
+        """Returns the values to try that follow from the sizes of the requests.
+
+        Raises:
+            ConfigError: As `expected`.
+        """
+        if not self.may_fit:
+            return []
+        named = {option.path: option for option in self.options()}
+        return [option for option in self.sizes.options(self._settings.length_counts) if option.path not in named]
 
     def engines(self, options: tuple[Option, ...] = ()) -> list[Engine]:
         """Returns the ways to compute, all but the present one with some values of further keys."""
@@ -83,6 +115,7 @@ class FirstStage:
             result = self._timed(self.engines(), sizes)
             result.rejected = {**rejected, **result.rejected}
         result.options = effects
+        result.sizes = self.sizes.to_plain()
         return result
 
     def effects(self, ways: Mapping[K, Engine]) -> dict[K, Interval | str]:
@@ -104,31 +137,32 @@ class FirstStage:
 
     def _options_worth_taking(self) -> tuple[tuple[Option, ...], dict[str, str]]:
         """Returns the values of further keys that make calls faster, each by itself, and what all of them did."""
-        options = self.options()
+        options = [*self.options(), *self.fitted()]
         if not options:
             return (), {}
         effects = self.effects({
             option: Engine(self.present.engine.precision, self._cores, options=(option,)) for option in options
         })  # fmt: skip
-        told = {
-            str(option): f"{found} times as fast" if isinstance(found, Interval) else found
-            for option, found in effects.items()
+        results = {
+            str(option): (f"{gain} times as fast" if isinstance(gain, Interval) else gain)
+            + (f" ({option.why})" if option.why else "")
+            for option, gain in effects.items()
         }
-        return worth_taking({option: each for option, each in effects.items() if isinstance(each, Interval)}), told
+        return worth_taking({option: each for option, each in effects.items() if isinstance(each, Interval)}), results
 
     def _timed(self, engines: Sequence[Engine], sizes: Sequence[int]) -> Profile:
         """Proves engines, and times calls of so many requests."""
         expected = self.expected
-        archives = {engine: self._variants.make(self._changes(engine)) for engine in engines}
+        archives = {engine: self._variants.make(self._changes(engine, max(sizes))) for engine in engines}
         try:
             return profile(archives, expected, self._requests, sizes, self._environment, self._tell)
         finally:
             for path in archives.values():
                 path.unlink()
 
-    def _changes(self, engine: Engine) -> dict[KeyPath, Any]:
+    def _changes(self, engine: Engine, most: int) -> dict[KeyPath, Any]:
         # One worker: each process stands for one.
-        largest = self.present.batch_size if self.present.joins else max(self._settings.batch_sizes or _SIZES)
+        largest = self.present.batch_size if self.present.joins else most
         alone: Candidate = replace(self.present, engine=engine, workers=1, batch_size=largest)
         changed = candidates.changes(alone, self.present, self._variants.config)
         return {**changed, (*OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}

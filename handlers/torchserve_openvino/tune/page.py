@@ -52,6 +52,7 @@ def as_json(
         "windows": sum(len(trial.windows) for _, trial in result.trials),
         "disturbed": sum(trial.disturbed for _, trial in result.trials),
         "options": result.profile.options,
+        "sizes": result.profile.sizes,
         "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
         "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
     }

@@ -18,8 +18,9 @@ from torchserve_openvino.tune.proof import Answer, difference
 
 Tell = Callable[[str], None]
 _ROUNDS = 5
-# A call is repeated within a round until it took so long: short ones are noisy.
+# Calls of a round take about so long: single short ones are noisy.
 _LEAST_MS = 60.0
+_WARM_CALLS, _MOST_CALLS = 2, 8
 
 
 @dataclass
@@ -31,12 +32,16 @@ class Profile:
         rejected: Why an engine is out.
         rounds: Milliseconds of a call in each round by batch size; an interrupted run does not keep them.
         options: What other values of further keys did, in words.
+        sizes: Sizes of the requests as `RequestSizes.to_plain` has them; empty where the model's inputs are unknown.
+        memory: Bytes of the process that computed in this way.
     """
 
     times: dict[Engine, dict[int, float]] = field(default_factory=dict)
     rejected: dict[Engine, str] = field(default_factory=dict)
     rounds: dict[Engine, dict[int, list[float]]] = field(default_factory=dict, compare=False)
     options: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    memory: dict[Engine, int] = field(default_factory=dict)
 
 
 class WorkerFailedError(TorchServeOpenVINOError):
@@ -73,9 +78,20 @@ class Process:
         replies = self._ask({"do": "answers"})["answers"]
         return [Answer(each["status"], each["content_type"], base64.b64decode(each["body"])) for each in replies]
 
-    def call(self, size: int, calls: int) -> list[float]:
-        """Returns the milliseconds of calls with so many requests."""
-        return [float(each) for each in self._ask({"do": "call", "size": size, "calls": calls})["ms"]]
+    def sizes(self) -> dict[str, Any]:
+        """Returns the sizes of the requests, as `Observer.to_plain` has them, once they were answered."""
+        return dict(self._ask({"do": "sizes"})["sizes"])
+
+    def call(self, size: int, calls: int, first: int) -> list[float]:
+        """Returns the milliseconds of calls with so many requests.
+
+        Args:
+            size: Requests of each call.
+            calls: Number of calls.
+            first: Position of the first request; equal positions are equal requests in all processes.
+        """
+        command = {"do": "call", "size": size, "calls": calls, "first": first}
+        return [float(each) for each in self._ask(command)["ms"]]
 
     def close(self) -> None:
         """Ends the process."""
@@ -147,20 +163,27 @@ def profile(
             else:
                 running[engine] = process
         times: dict[Engine, dict[int, list[float]]] = {engine: {size: [] for size in sizes} for engine in running}
+        # All engines answer the same requests in each round: otherwise their lengths would decide.
+        calls = dict.fromkeys(sizes, _WARM_CALLS)
+        warm: dict[int, list[float]] = {size: [] for size in sizes}
         for turn in range(_ROUNDS + 1):
             tell(f"timing {len(running)} ways to compute, round {turn} of {_ROUNDS}")
             for engine, process in list(running.items()):
                 for size in sizes:
                     try:
-                        first = process.call(size, 1)
-                        rest = process.call(size, max(1, min(8, int(_LEAST_MS / max(first[0], 0.1)))))
+                        durations = process.call(size, calls[size], turn * calls[size] * size)
                     except WorkerFailedError as error:
                         result.rejected[engine] = str(error)
                         del running[engine], times[engine]
                         break
                     # The first round warms caches up.
                     if turn:
-                        times[engine][size].append(statistics.median(rest))
+                        times[engine][size].append(statistics.fmean(durations))
+                    else:
+                        warm[size].append(durations[-1])
+            if not turn:
+                usual = {size: max(0.1, statistics.median(values)) for size, values in warm.items() if values}
+                calls = {size: max(1, min(_MOST_CALLS, int(_LEAST_MS / ms))) for size, ms in usual.items()}
     result.rounds = times
     result.times = {
         engine: {size: statistics.median(values) for size, values in each.items()} for engine, each in times.items()

@@ -84,7 +84,8 @@ class Session:
         """Returns what will be done, in a few lines."""
         stage = self._first_stage(variants, {})
         options = stage.options()
-        further = f" Before that, one by one: {'; '.join(map(str, options))}." if options else ""
+        names = [*map(str, options), *(["lengths and batch sizes that fit the requests"] if stage.may_fit else [])]
+        further = f" Before that, one by one: {'; '.join(names)}." if names else ""
         return (
             f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
             f"Present: {stage.present}.\n"
@@ -299,13 +300,15 @@ class State:
             return None
         times = {_engine(key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
         rejected = {_engine(key): reason for key, reason in stored["rejected"]}
-        return Profile(times, rejected, options=stored["options"])
+        return Profile(times, rejected, options=stored["options"], sizes=stored["sizes"])
 
     def keep_profile(self, known: Profile) -> None:
         """Writes the results of the first stage."""
         times = [(astuple(engine), each) for engine, each in known.times.items()]
         rejected = [(astuple(engine), reason) for engine, reason in known.rejected.items()]
-        self._content["profile"] = {"times": times, "rejected": rejected, "options": known.options}
+        self._content["profile"] = {
+            "times": times, "rejected": rejected, "options": known.options, "sizes": known.sizes,
+        }  # fmt: skip
         self._write()
 
     def trial(self, key: str) -> dict[str, Any] | None:
@@ -328,5 +331,5 @@ def _engine(stored: Sequence[Any]) -> Engine:
     return Engine(precision, threads, streams, tuple(_option(*each) for each in options))
 
 
-def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]]) -> Option:
-    return Option(tuple(path), text, tuple((tuple(key), value) for key, value in followers))
+def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]], why: str) -> Option:
+    return Option(tuple(path), text, tuple((tuple(key), value) for key, value in followers), why)

@@ -94,7 +94,10 @@ def _write(
     comment = f"tuned {date.today().isoformat()}: {result.choice.reason}"
     facts = as_json(result, variants.name, settings, changed, warnings, cores)
     facts["archive"] = str(archive.resolve())
-    text = changed_yaml(variants.text, "model-config.yaml", changed, dict.fromkeys(changed, comment))
+    comments = dict.fromkeys(changed, comment)
+    for option in best.candidate.engine.options if best is not None else ():
+        comments |= {path: f"{comment}; {option.why}" for path in option.changes if option.why}
+    text = changed_yaml(variants.text, "model-config.yaml", changed, comments)
     target.mkdir(parents=True, exist_ok=True)
     (target / "model-config.yaml").write_text(text, encoding="utf-8")
     (target / "tune.json").write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
