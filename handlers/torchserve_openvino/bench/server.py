@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from torchserve_openvino.bench.ports import HOST, free_ports
-from torchserve_openvino.bench.processes import STOP_SECONDS, stop_group
+from torchserve_openvino.bench.processes import STOP_SECONDS, signals_later, stop_group
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.frontend import Frontend
 
@@ -269,14 +269,18 @@ class TorchServeProcess:
         return "\n".join(tails)
 
     def stop(self) -> None:
-        """Ends the server and its workers, waits until they are gone, and removes its folder."""
-        self.http.close()
-        if self.group is not None:
-            stop_group(self.group)
-            self.group = None
-        if self._process is not None:
-            self._process.wait(timeout=STOP_SECONDS)
-        shutil.rmtree(self.home, ignore_errors=True)
+        """Ends the server and its workers, waits until they are gone, and removes its folder.
+
+        Ctrl-C meanwhile takes effect afterwards, so that nothing is left behind.
+        """
+        with signals_later():
+            self.http.close()
+            if self.group is not None:
+                stop_group(self.group)
+                self.group = None
+            if self._process is not None:
+                self._process.wait(timeout=STOP_SECONDS)
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def record(self) -> dict[str, Any]:
         """What `stop_recorded` needs to end this server later, from another process."""

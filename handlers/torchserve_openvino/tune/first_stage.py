@@ -1,5 +1,6 @@
 """First stage of the tuner, without servers: which ways to compute are right, and how fast each of them is."""
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,10 +17,12 @@ from torchserve_openvino.tune.keys import OPENVINO, KeyPath
 from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
 from torchserve_openvino.tune.profile import Process, Profile, Tell, WorkerFailedError, profile
 from torchserve_openvino.tune.proof import Answer
-from torchserve_openvino.tune.request_sizes import RequestSizes
+from torchserve_openvino.tune.request_sizes import ONE_GRAPH, RequestSizes
 from torchserve_openvino.tune.settings import Settings
 
 _SIZES = (1, 2, 4, 8, 16, 32)
+# All ways to compute are loaded at once: graphs of their own for each shape are tried up to so many bytes of weights.
+_MOST_COPIES = 1024**3
 K = TypeVar("K", bound=Hashable)
 
 
@@ -108,11 +111,11 @@ class FirstStage:
         """Returns what all ways to compute do, with the values of further keys that make calls faster."""
         options, effects = self._options_worth_taking()
         sizes = self._settings.batch_sizes or list(_SIZES)
-        result = self._timed(self.engines(options), sizes)
+        result = self._timed(self.engines(options), sizes, self.present.engine)
         if options and not any(engine.options for engine in result.times):
             # Each of them gave right answers, but not together.
             rejected = result.rejected
-            result = self._timed(self.engines(), sizes)
+            result = self._timed(self.engines(), sizes, self.present.engine)
             result.rejected = {**rejected, **result.rejected}
         result.options = effects
         result.sizes = self.sizes.to_plain()
@@ -125,7 +128,7 @@ class FirstStage:
             ways: Each differs from the present precision on all cores in one respect.
         """
         plain = Engine(self.present.engine.precision, self._cores)
-        known = self._timed([plain, *ways.values()], self._few_sizes())
+        known = self._timed([plain, *ways.values()], self._few_sizes(), plain)
         if plain not in known.times:
             return dict.fromkeys(ways, f"nothing to compare with: {known.rejected.get(plain, 'not timed')}")
         return {
@@ -137,25 +140,41 @@ class FirstStage:
 
     def _options_worth_taking(self) -> tuple[tuple[Option, ...], dict[str, str]]:
         """Returns the values of further keys that make calls faster, each by itself, and what all of them did."""
-        options = [*self.options(), *self.fitted()]
+        options, results = [], {}
+        for option in [*self.options(), *self.fitted()]:
+            if (copies := self._copies(option)) > _MOST_COPIES:
+                results[str(option)] = (
+                    f"not tried: its graphs would hold {copies / 1e9:.1f} GB of weights in each worker"
+                )
+            else:
+                options.append(option)
         if not options:
-            return (), {}
+            return (), results
         effects = self.effects({
             option: Engine(self.present.engine.precision, self._cores, options=(option,)) for option in options
         })  # fmt: skip
-        results = {
+        results |= {
             str(option): (f"{gain} times as fast" if isinstance(gain, Interval) else gain)
             + (f" ({option.why})" if option.why else "")
             for option, gain in effects.items()
         }
         return worth_taking({option: each for option, each in effects.items() if isinstance(each, Interval)}), results
 
-    def _timed(self, engines: Sequence[Engine], sizes: Sequence[int]) -> Profile:
-        """Proves engines, and times calls of so many requests."""
+    def _copies(self, option: Option) -> int:
+        """Returns about how many bytes of weights a worker holds, if an option gives each shape a graph; else 0."""
+        if option.changes.get(ONE_GRAPH, True):
+            return 0
+        compiled: dict[KeyPath, Any] = {each.path: each.compiled for each in self.sizes.lengths}
+        lengths = math.prod(len(option.changes.get(path, present)) for path, present in compiled.items())
+        batches = max(self._settings.batch_sizes or _SIZES).bit_length()
+        return lengths * batches * self._variants.bytes
+
+    def _timed(self, engines: Sequence[Engine], sizes: Sequence[int], baseline: Engine) -> Profile:
+        """Proves engines, and times calls of so many requests; none may fall back where the baseline does not."""
         expected = self.expected
         archives = {engine: self._variants.make(self._changes(engine, max(sizes))) for engine in engines}
         try:
-            return profile(archives, expected, self._requests, sizes, self._environment, self._tell)
+            return profile(archives, expected, self._requests, sizes, self._environment, self._tell, baseline)
         finally:
             for path in archives.values():
                 path.unlink()

@@ -1,17 +1,24 @@
 """First stage: each way to compute, in a process of its own; proven, then timed in turns with the others."""
 
 import base64
+import contextlib
 import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from torchserve_openvino.bench.bodies import Body
+from torchserve_openvino.bench.machine import available_memory
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.tune.candidates import Engine
 from torchserve_openvino.tune.proof import Answer, difference
@@ -20,6 +27,9 @@ Tell = Callable[[str], None]
 _ROUNDS = 5
 # Calls of a round take about so long: single short ones are noisy.
 _LEAST_MS = 60.0
+# Memory that candidates have to leave to the machine.
+RESERVE = 300 * 2**20
+_GUARD_SECONDS = 0.2
 _WARM_CALLS, _MOST_CALLS = 2, 8
 
 
@@ -33,7 +43,6 @@ class Profile:
         rounds: Milliseconds of a call in each round by batch size; an interrupted run does not keep them.
         options: What other values of further keys did, in words.
         sizes: Sizes of the requests as `RequestSizes.to_plain` has them; empty where the model's inputs are unknown.
-        memory: Bytes of the process that computed in this way.
     """
 
     times: dict[Engine, dict[int, float]] = field(default_factory=dict)
@@ -41,7 +50,6 @@ class Profile:
     rounds: dict[Engine, dict[int, list[float]]] = field(default_factory=dict, compare=False)
     options: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
-    memory: dict[Engine, int] = field(default_factory=dict)
 
 
 class WorkerFailedError(TorchServeOpenVINOError):
@@ -55,16 +63,24 @@ class Process:
         archive: The .mar.
         bodies: The requests.
         environment: Of the process.
+        reserve: Bytes of memory that have to stay free; the process is ended when fewer are left.
 
     Raises:
         WorkerFailedError: The archive could not be loaded; the message says why.
     """
 
-    def __init__(self, archive: Path, bodies: Sequence[Body], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, archive: Path, bodies: Sequence[Body], environment: Mapping[str, str], reserve: int = RESERVE
+    ) -> None:
+        self._reserve, self._starved = reserve, ""
+        # The process is killed in the end, and what it unpacks goes with its folder.
+        self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-tune-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "torchserve_openvino.tune.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=dict(environment),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**environment, "TMPDIR": self._scratch.name},
         )  # fmt: skip
+        threading.Thread(target=self._guard, daemon=True).start()
         try:
             self.report: dict[str, Any] = self._ask(
                 {"archive": str(archive), "bodies": [body.named for body in bodies]}
@@ -73,9 +89,19 @@ class Process:
             self.close()
             raise
 
+    @property
+    def memory(self) -> int:
+        """Bytes that the process takes, without what it shares; 0 once it ended."""
+        try:
+            return int(psutil.Process(self._process.pid).memory_full_info().uss)
+        except (psutil.Error, AttributeError):
+            return 0
+
     def answers(self) -> list[Answer]:
         """Returns the answer to each request."""
-        replies = self._ask({"do": "answers"})["answers"]
+        reply = self._ask({"do": "answers"})
+        # Requests may have fallen back where the warm-up did not.
+        self.report, replies = reply["report"], reply["answers"]
         return [Answer(each["status"], each["content_type"], base64.b64decode(each["body"])) for each in replies]
 
     def sizes(self) -> dict[str, Any]:
@@ -99,7 +125,18 @@ class Process:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._scratch.cleanup()
+
+    def _guard(self) -> None:
+        """Ends the process before the system ends others for lack of memory."""
+        while self._process.poll() is None:
+            if (left := available_memory()) < self._reserve:
+                self._starved = f"too little memory: {left / 1e6:.0f} MB were left beside it"
+                self._process.kill()
+                return
+            time.sleep(_GUARD_SECONDS)
 
     def __enter__(self) -> "Process":
         return self
@@ -117,6 +154,9 @@ class Process:
         except BrokenPipeError:
             line = ""
         if not line:
+            # The guard kills first, and then its reason is there.
+            if self._starved:
+                raise WorkerFailedError(self._starved)
             raise WorkerFailedError(f"the process ended with {self._process.poll()} and no answer")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
@@ -131,6 +171,7 @@ def profile(
     sizes: Sequence[int],
     environment: Mapping[str, str],
     tell: Tell,
+    baseline: Engine,
 ) -> Profile:
     """Proves and times engines.
 
@@ -141,6 +182,7 @@ def profile(
         sizes: Batch sizes to time.
         environment: Of each process.
         tell: Gets a line of progress.
+        baseline: The one whose fallbacks others may have too.
 
     Returns:
         The times of those whose answers are right; all are timed in turns, so that each sees the same minutes.
@@ -149,8 +191,11 @@ def profile(
     with ExitStack() as stack:
         running: dict[Engine, Process] = {}
         for engine, archive in archives.items():
-            further = "".join(f", {option}" for option in engine.options)
-            tell(f"loading {engine.precision}, {engine.threads} thread(s), {engine.streams} stream(s){further}")
+            keys = "".join(f", {option}" for option in engine.options)
+            tell(f"loading {engine.precision}, {engine.threads} thread(s), {engine.streams} stream(s){keys}")
+            if lack := _lacks_memory(running.values()):
+                result.rejected[engine] = lack
+                continue
             try:
                 process = stack.enter_context(Process(archive, bodies, environment))
                 wrong = wrong_answer(expected, process.answers(), engine.precision, bodies)
@@ -162,6 +207,12 @@ def profile(
                 process.close()
             else:
                 running[engine] = process
+        allowed = fallbacks_in(running[baseline].report) if baseline in running else None
+        for engine, process in list(running.items()) if allowed is not None else ():
+            if further := further_fallback(fallbacks_in(process.report), allowed or {}):
+                result.rejected[engine] = further
+                process.close()
+                del running[engine]
         times: dict[Engine, dict[int, list[float]]] = {engine: {size: [] for size in sizes} for engine in running}
         # All engines answer the same requests in each round: otherwise their lengths would decide.
         calls = dict.fromkeys(sizes, _WARM_CALLS)
@@ -189,6 +240,29 @@ def profile(
         engine: {size: statistics.median(values) for size, values in each.items()} for engine, each in times.items()
     }
     return result
+
+
+def _lacks_memory(running: Iterable[Process]) -> str | None:
+    """Returns that another process like these has no room, as a reason; None if it has."""
+    largest, left = max((process.memory for process in running), default=0), available_memory()
+    if largest <= left - RESERVE:
+        return None
+    return f"too little memory: others like it take up to {largest / 1e6:.0f} MB, and {left / 1e6:.0f} MB are left"
+
+
+def fallbacks_in(report: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a report says to run outside OpenVINO, each with its reason; not what is faster there."""
+    return {
+        f"{each.get('kind')} {each.get('op') or ''}".strip(): str(each.get("reason") or "").partition("\n")[0][:200]
+        for each in report.get("fallbacks") or ()
+        if each.get("kind") != "slower"
+    }
+
+
+def further_fallback(fallbacks: Mapping[str, str], allowed: Mapping[str, str]) -> str | None:
+    """Returns the first fallback that is not allowed, as a reason; None if there is none."""
+    further = [f"{name}: {reason}" for name, reason in fallbacks.items() if name not in allowed]
+    return f"it runs outside OpenVINO what the present configuration does not: {further[0]}" if further else None
 
 
 def wrong_answer(

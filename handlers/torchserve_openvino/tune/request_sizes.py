@@ -12,7 +12,7 @@ from typing import Any
 from torchserve_openvino.tune.keys import OPENVINO, KeyPath
 from torchserve_openvino.tune.options import Option
 
-DEFAULT_COUNTS = (2, 4, 8)
+DEFAULT_COUNTS = (4, 8)
 MODE: KeyPath = (*OPENVINO, "batching", "mode")
 BUCKETS: KeyPath = (*OPENVINO, "batching", "buckets")
 ONE_GRAPH: KeyPath = (*OPENVINO, "batching", "one_graph")

@@ -56,7 +56,7 @@ class Settings(BaseModel):
     keys relative to `handler.openvino`, or from the top (`pt2...`). By default what may help the archive's task."""
     length_counts: list[int] | None = None
     """Numbers of compiled lengths to try, which are chosen so that the requests need little padding; `[]` for none. By
-    default 2, 4 and 8, unless `options` are named."""
+    default 4 and 8, unless `options` are named."""
     seed: int = 0
     """Of arrivals and orders."""
 

@@ -96,7 +96,7 @@ def main() -> None:
         command = json.loads(line)
         try:
             if command["do"] == "answers":
-                reply = {"answers": worker.answers()}
+                reply = {"answers": worker.answers(), "report": worker.report()}
             elif command["do"] == "sizes":
                 reply = {"sizes": worker.sizes()}
             else:
@@ -104,7 +104,7 @@ def main() -> None:
                 reply = {"ms": [worker.call(size, first + size * turn) for turn in range(command["calls"])]}
         except TorchServeOpenVINOError as error:
             reply = {"error": str(error)}
-        print(json.dumps(reply), file=replies, flush=True)
+        print(json.dumps(reply, default=str), file=replies, flush=True)
 
 
 if __name__ == "__main__":

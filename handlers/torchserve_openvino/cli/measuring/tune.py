@@ -75,6 +75,8 @@ def tune(
             facts = _write(result, variants, settings, warnings, session.cores, archive, target)
     except TorchServeOpenVINOError as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted before any server was measured: nothing is known yet, and nothing was written.")
     if as_json:
         print_json(facts)
     else:
