@@ -1,8 +1,12 @@
 """How often the tuner is right on simulated servers; scripts/benchmarks/tuner.py prints the same figures."""
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.tuner import BUDGET, Machine, searched, searches, told_apart, traps, wrong_claims
+from documents import ROOT
 
 
 def test_the_best_candidate_is_chosen_on_a_machine_that_is_disturbed() -> None:
