@@ -210,7 +210,7 @@ class _Trials:
             record = self._measure(candidate, turn)
             self._state.keep_trial(key, record)
         if record.get("rejected"):
-            raise RejectedError(record["rejected"])
+            raise RejectedError(record["rejected"], record.get("excess", math.inf))
         trial = Trial(**record["trial"])
         self.done.append((candidate, trial))
         return trial.score(self._settings.goal)
@@ -268,7 +268,9 @@ class _Trials:
                 except TorchServeError as error:
                     reason = f"its server died twice: {str(error).splitlines()[0]}"
                 except RejectedError as error:
-                    return {"rejected": str(error)}
+                    # JSON has no infinity.
+                    excess = {"excess": error.excess} if math.isfinite(error.excess) else {}
+                    return {"rejected": str(error), **excess}
         finally:
             archive.unlink(missing_ok=True)
         return {"rejected": reason}

@@ -108,3 +108,15 @@ def test_an_interrupted_search_has_a_choice() -> None:
 def test_time_ends_the_search_after_two_rounds() -> None:
     search = Search(lambda candidate: 100.0 + candidate, BUDGET, random.Random(0), may_continue=lambda: False)
     assert search.run(0, [1, 2]).trials == 6
+
+
+def test_where_nobody_holds_the_limits_the_nearest_is_named() -> None:
+    def measure(candidate: int) -> float:
+        reason, excess = {0: ("p99 was 300 ms", 3.0), 1: ("p99 was 120 ms", 1.2), 2: ("wrong answer", math.inf)}[
+            candidate
+        ]
+        raise RejectedError(reason, excess)
+
+    choice = Search(measure, BUDGET, random.Random(0)).run(0, [1, 2])
+    assert choice.best is None
+    assert choice.reason == "no candidate serves the requests within the limits; the nearest is 1: p99 was 120 ms"
