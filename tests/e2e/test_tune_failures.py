@@ -179,7 +179,7 @@ def test_traps_are_rejected_before_any_server(tmp_path: Path, scratch: Path, net
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("until", "code"), [("loading f32", 1), ("requests/s:", 0)], ids=["first stage", "search"])
+@pytest.mark.parametrize(("until", "code"), [("loading f32", 1), ("once more, at", 0)], ids=["first stage", "servers"])
 def test_ctrl_c_leaves_nothing_but_what_is_known(
     tmp_path: Path, network: torch.nn.Module, until: str, code: int
 ) -> None:

@@ -122,7 +122,8 @@ def measure(plan: Plan, limit: Limit, root: int | None) -> MeasuredWindow:
     Raises:
         LoadClientError: The client ended without a result.
     """
-    client = subprocess.Popen(_CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # In a session of its own, which the terminal's Ctrl-C does not reach: it would end with a traceback.
+    client = subprocess.Popen(_CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _write(client, json.dumps(asdict(plan)))
         _read(client)

@@ -78,7 +78,7 @@ class Process:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "torchserve_openvino.tune.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**environment, "TMPDIR": self._scratch.name},
+            env={**environment, "TMPDIR": self._scratch.name}, start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._guard, daemon=True).start()
         try:

@@ -195,7 +195,7 @@ def _none_serves(standings: Sequence[Standing[C]]) -> str:
     reason = "no candidate serves the requests within the limits"
     tried = [each for each in standings if each.left]
     if not tried:
-        return reason
+        return "the search was interrupted before any candidate was measured"
     nearest = min(tried, key=lambda each: each.excess)
     kind = "the nearest is" if math.isfinite(nearest.excess) else "for example"
     return f"{reason}; {kind} {nearest.candidate}: {nearest.left}"

@@ -120,3 +120,13 @@ def test_where_nobody_holds_the_limits_the_nearest_is_named() -> None:
     choice = Search(measure, BUDGET, random.Random(0)).run(0, [1, 2])
     assert choice.best is None
     assert choice.reason == "no candidate serves the requests within the limits; the nearest is 1: p99 was 120 ms"
+
+
+def test_an_interrupt_before_the_first_result_is_said() -> None:
+    def measure(candidate: int) -> float:
+        raise KeyboardInterrupt
+
+    search = Search(measure, BUDGET, random.Random(0))
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0, [1])
+    assert search.so_far().reason == "the search was interrupted before any candidate was measured"

@@ -124,6 +124,10 @@ def _show(facts: dict[str, Any], target: Path) -> None:
         )
     console.print(table)
     console.print(f"{facts['reason'][:1].upper()}{facts['reason'][1:]}.")
+    for each in facts["sizes"].get("lengths", ()):
+        console.print(
+            f"{each['key']}: {each['summary']}; {each['padding']:.0%} of what is computed at present is padding."
+        )
     for text in filter(None, (facts["confirmation"], facts["claim"])):
         console.print(text)
     console.print(f"{target / 'model-config.yaml'} has the choice, {target / 'tune.html'} the evidence.")
