@@ -125,7 +125,8 @@ class TorchServeProcess:
         command += ["--ts-config", str(configuration), "--model-store", str(self.model_store)]
         if self.models:
             command += ["--models", *(f"{name}={archive}" for name, archive in self.models.items())]
-        with (self.logs / "console.log").open("wb") as console:
+        # An interrupt between start and `group` would leave a server of which nobody knows.
+        with signals_later(), (self.logs / "console.log").open("wb") as console:
             self._process = subprocess.Popen(
                 command,
                 cwd=self.home,
@@ -135,7 +136,7 @@ class TorchServeProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.group = self._process.pid
+            self.group = self._process.pid
 
     def _properties(self) -> dict[str, str]:
         own = {

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.machine import available_memory
+from torchserve_openvino.bench.processes import signals_later
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.tune.candidates import Engine
 from torchserve_openvino.tune.proof import Answer, difference
@@ -62,7 +64,7 @@ class Process:
     Args:
         archive: The .mar.
         bodies: The requests.
-        environment: Of the process.
+        environment: Further variables of the process.
         reserve: Bytes of memory that have to stay free; the process is ended when fewer are left.
 
     Raises:
@@ -75,19 +77,20 @@ class Process:
         self._reserve, self._starved = reserve, ""
         # The process is killed in the end, and what it unpacks goes with its folder.
         self._scratch = tempfile.TemporaryDirectory(prefix="torchserve-openvino-tune-", ignore_cleanup_errors=True)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torchserve_openvino.tune.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**environment, "TMPDIR": self._scratch.name}, start_new_session=True,
-        )  # fmt: skip
-        threading.Thread(target=self._guard, daemon=True).start()
-        try:
+        with contextlib.ExitStack() as undo:
+            # An interrupt within would leave a process without anybody who ends it.
+            with signals_later():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "torchserve_openvino.tune.worker"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                    env={**os.environ, **environment, "TMPDIR": self._scratch.name}, start_new_session=True,
+                )  # fmt: skip
+                undo.callback(self.close)
+            threading.Thread(target=self._guard, daemon=True).start()
             self.report: dict[str, Any] = self._ask(
                 {"archive": str(archive), "bodies": [body.named for body in bodies]}
             )["report"]
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     @property
     def memory(self) -> int:

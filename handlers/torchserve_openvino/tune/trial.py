@@ -287,8 +287,11 @@ def _cause(text: str) -> str:
 
 
 def environment_for(cache: Path) -> dict[str, str]:
-    """Returns the environment of servers and processes: this one's, with a cache of the tuner."""
-    return {**os.environ, "OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
+    """Returns further variables of servers and processes: a cache of the tuner.
+
+    No others: they would override those by which a server has folders of its own.
+    """
+    return {"OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
 
 
 @contextlib.contextmanager
