@@ -128,6 +128,12 @@ class Searched:
         return self.share > 0.98
 
     @property
+    def gains(self) -> bool:
+        """Whether the chosen one is at least as fast as the present one."""
+        best = self.choice.best
+        return best is not None and self.rates[best.candidate] >= self.rates[self.choice.standings[0].candidate]
+
+    @property
     def share(self) -> float:
         """The chosen one's true rate, relative to the best one's."""
         best = self.choice.best
@@ -196,8 +202,12 @@ def searches(runs: int, **options: Any) -> list[Searched]:
 
 
 def traps(runs: int) -> dict[str, int]:
-    """Returns for each trap in how many runs it was not fallen into."""
-    kept = dict.fromkeys(("wrong answers", "fast failures", "a cold cache", "a neighbor in mid-run"), 0)
+    """Returns for each trap in how many runs it was not fallen into, and in how many the best one was chosen.
+
+    The first two are fallen into if the candidate that gives wrong answers or failures is chosen; the others, which are
+    disturbances of the machine, if a configuration is chosen that is slower than the present one.
+    """
+    kept = dict.fromkeys(("wrong answers", "fast failures"), 0)
     seed = done = 0
     while done < runs:
         fair = searched(seed)
@@ -222,10 +232,11 @@ def traps(runs: int) -> dict[str, int]:
             result = searched(seed, trap=trap)
             chosen = result.choice.best if result is not None else None
             kept[name] += chosen is None or chosen.candidate != best
-        cold = searched(seed, ColdCache(seed))
-        kept["a cold cache"] += cold is not None and cold.right
-        neighbor = searched(seed, Machine(seed, neighbor=40))
-        kept["a neighbor in mid-run"] += neighbor is not None and neighbor.right
+        machines = {"a cold cache": ColdCache(seed), "a neighbor in mid-run": Machine(seed, neighbor=40)}
+        for name, machine in machines.items():
+            result = searched(seed, machine)
+            for label, held in ((name, result and result.gains), (f"{name}: best chosen", result and result.right)):
+                kept[label] = kept.get(label, 0) + bool(held)
         seed, done = seed + 1, done + 1
     return kept
 
