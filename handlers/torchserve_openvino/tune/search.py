@@ -178,6 +178,10 @@ class Search(Generic[C]):
         if present in able and rounds < 2:
             return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
         best = max((each for each in able if not each.left or each is present), key=_ratio_or_score)
+        if present not in able and not present.left:
+            # Interrupted: nothing can be better than what was not measured.
+            reason = "the search was interrupted before the present configuration was measured, which stays"
+            return Choice(standings, present, reason, self.trials)
         if present not in able:
             return Choice(standings, best, f"the present configuration is out: {present.left}", self.trials)
         if best is present or present.ratio is None or best.ratio is None:

@@ -130,3 +130,22 @@ def test_an_interrupt_before_the_first_result_is_said() -> None:
     with pytest.raises(KeyboardInterrupt):
         search.run(0, [1])
     assert search.so_far().reason == "the search was interrupted before any candidate was measured"
+
+
+def test_what_was_not_measured_is_not_out() -> None:
+    done: list[int] = []
+
+    def measure(candidate: int) -> float:
+        if candidate == 0:
+            raise KeyboardInterrupt
+        done.append(candidate)
+        return 100.0
+
+    # The present one comes last in the first round with this seed.
+    search = Search(measure, BUDGET, random.Random(0))
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0, [1, 2])
+    assert done
+    choice = search.so_far()
+    assert choice.best is choice.standings[0]
+    assert choice.reason.startswith("the search was interrupted before the present configuration")
