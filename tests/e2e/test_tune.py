@@ -7,53 +7,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from commands import run
-from network import NETWORK
-from torchserve_process import handler_path
+from tuned_archive import left_behind, make_archive
 from typer.testing import CliRunner
 
 from documents import commands
 from torchserve_openvino.cli import app
 from torchserve_openvino.config import load_serving_config
 
-CONFIG = """
-# The service of numbers.
-minWorkers: 1
-maxWorkers: 1
-batchSize: 1      # one at a time
-maxBatchDelay: 1
-pt2: {compile: {enable: true, backend: openvino}}
-handler:
-  openvino:
-    warmup: {inputs: [{shape: [4], dtype: float32}]}
-"""
 # Few trials, short windows: the figures mean nothing, the way is the same.
 EFFORT = "{trials: 4, window: 0.5, minutes: 1, precisions: [f32], batch_sizes: [1, 4], delays: [1]}"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, network: torch.nn.Module) -> Iterator[Path]:
-    torch.save(network.state_dict(), tmp_path / "weights.pth")
-    (tmp_path / "network.py").write_text(NETWORK)
-    (tmp_path / "model-config.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "net", "--version", "1.0"]
-    command += ["--model-file", "network.py", "--serialized-file", "weights.pth", "--handler", handler_path("tensor")]
-    command += ["--config-file", "model-config.yaml", "--export-path", "."]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "requests").mkdir()
-    for number in range(3):
-        row = [number, 0.5, -1.0, 2.0]
-        (tmp_path / "requests" / f"{number}.json").write_text(json.dumps({"inputs": [row]}))
+    make_archive(tmp_path, network)
     (tmp_path / "tune.yaml").write_text(EFFORT)
     yield tmp_path
     # Those of other tests, which may run beside this one, have other folders.
-    commands_left = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert not [
-        each for each in commands_left if re.search(r"ts\.model_server.*torchserve-openvino-(tune|bench)-", each)
-    ]
+    assert not left_behind()
 
 
 def documented(start: str) -> list[str]:
@@ -62,7 +36,8 @@ def documented(start: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_tuner_writes_a_valid_yaml_with_its_evidence(folder: Path) -> None:
-    (command,) = documented("torchserve-openvino tune")
+    # A guide has a shorter one.
+    (command,) = [line for line in documented("torchserve-openvino tune") if "--minutes" in line]
     done = run(command, folder, "--settings", "tune.yaml", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)

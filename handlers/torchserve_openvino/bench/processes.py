@@ -4,8 +4,10 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -35,6 +37,28 @@ def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
         end = time.monotonic() + patience
         while group_members(group) and time.monotonic() < end:
             time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def signals_later() -> Iterator[None]:
+    """Holds back SIGINT and SIGTERM until the end of the block; in other threads than the main one it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(signum: int, _: FrameType | None) -> None:
+        held.append(signum)
+
+    before = {each: signal.signal(each, hold) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            # None: it was set by C code, and cannot be set from here.
+            signal.signal(each, handler if handler is not None else signal.SIG_DFL)
+    for signum in dict.fromkeys(held):
+        signal.raise_signal(signum)
 
 
 def is_recorded_alive(record: Mapping[str, Any]) -> bool:

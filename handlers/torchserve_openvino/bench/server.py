@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from torchserve_openvino.bench.ports import HOST, free_ports
-from torchserve_openvino.bench.processes import STOP_SECONDS, stop_group
+from torchserve_openvino.bench.processes import STOP_SECONDS, signals_later, stop_group
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.frontend import Frontend
 
@@ -125,7 +125,8 @@ class TorchServeProcess:
         command += ["--ts-config", str(configuration), "--model-store", str(self.model_store)]
         if self.models:
             command += ["--models", *(f"{name}={archive}" for name, archive in self.models.items())]
-        with (self.logs / "console.log").open("wb") as console:
+        # An interrupt between start and `group` would leave a server of which nobody knows.
+        with signals_later(), (self.logs / "console.log").open("wb") as console:
             self._process = subprocess.Popen(
                 command,
                 cwd=self.home,
@@ -135,7 +136,7 @@ class TorchServeProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.group = self._process.pid
+            self.group = self._process.pid
 
     def _properties(self) -> dict[str, str]:
         own = {
@@ -269,14 +270,18 @@ class TorchServeProcess:
         return "\n".join(tails)
 
     def stop(self) -> None:
-        """Ends the server and its workers, waits until they are gone, and removes its folder."""
-        self.http.close()
-        if self.group is not None:
-            stop_group(self.group)
-            self.group = None
-        if self._process is not None:
-            self._process.wait(timeout=STOP_SECONDS)
-        shutil.rmtree(self.home, ignore_errors=True)
+        """Ends the server and its workers, waits until they are gone, and removes its folder.
+
+        Ctrl-C meanwhile takes effect afterwards, so that nothing is left behind.
+        """
+        with signals_later():
+            self.http.close()
+            if self.group is not None:
+                stop_group(self.group)
+                self.group = None
+            if self._process is not None:
+                self._process.wait(timeout=STOP_SECONDS)
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def record(self) -> dict[str, Any]:
         """What `stop_recorded` needs to end this server later, from another process."""

@@ -1,5 +1,6 @@
 """One measured window: requests from a process of their own, and what else the machine did meanwhile."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 
 from torchserve_openvino.bench.client import Plan
+from torchserve_openvino.bench.processes import signals_later
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile, grows
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
@@ -122,20 +124,19 @@ def measure(plan: Plan, limit: Limit, root: int | None) -> MeasuredWindow:
     Raises:
         LoadClientError: The client ended without a result.
     """
-    client = subprocess.Popen(_CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        # Ctrl-C of the terminal must not reach it, as it would end with a traceback; the stack ends it.
+        with signals_later():
+            client = subprocess.Popen(
+                _CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+            stack.callback(_end, client)
         _write(client, json.dumps(asdict(plan)))
         _read(client)
         before, start = _usage(root), time.monotonic()
         _write(client, "go")
         outcome = json.loads(_read(client))
         after, elapsed = _usage(root), time.monotonic() - start
-    finally:
-        client.kill()
-        client.wait()
-        for pipe in (client.stdin, client.stdout):
-            if pipe is not None:
-                pipe.close()
     server = (after.server - before.server) / elapsed
     own = outcome["cpu_seconds"] / max(plan.seconds, 1e-9)
     others = max(0.0, (after.machine - before.machine) / elapsed - server - own) if root is not None else 0.0
@@ -207,6 +208,14 @@ def _memory_of(process: psutil.Process) -> int:
         return int(process.memory_full_info().uss)
     except (psutil.AccessDenied, AttributeError):
         return int(process.memory_info().rss)
+
+
+def _end(client: "subprocess.Popen[str]") -> None:
+    client.kill()
+    client.wait()
+    for pipe in (client.stdin, client.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _write(client: "subprocess.Popen[str]", line: str) -> None:

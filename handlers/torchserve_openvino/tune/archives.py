@@ -29,6 +29,7 @@ class Variants:
         task: Name of its handler's file: a task, for shipped handlers.
         config: Its YAML.
         text: The YAML as it is written.
+        bytes: Size of its files, which are mostly weights.
 
     Raises:
         PackagingError: The archive cannot be read, or has no YAML.
@@ -40,6 +41,7 @@ class Variants:
         self._folder.mkdir()
         self._store.mkdir()
         extract(archive, self._folder)
+        self.bytes = sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
         model = model_of(self._folder)
         if not model.get("configFile"):
             raise PackagingError(

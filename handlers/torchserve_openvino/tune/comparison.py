@@ -15,7 +15,7 @@ from torchserve_openvino.bench.client import Plan
 from torchserve_openvino.bench.rate import RateSearch
 from torchserve_openvino.bench.server import TorchServeProcess
 from torchserve_openvino.bench.statistics import claim_quantile, contrasts
-from torchserve_openvino.bench.window import MeasuredWindow, measure
+from torchserve_openvino.bench.window import Limit, MeasuredWindow, measure
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.session import requests_for
@@ -34,6 +34,7 @@ class Comparison:
         settings: Limit, rate and length of a window.
         rounds: How often each is measured.
         tell: Gets a line of progress.
+        measured: Sends the requests of a plan and returns what happened.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Comparison:
         settings: Settings,
         rounds: int,
         tell: Callable[[str], None],
+        measured: Callable[[Plan, Limit, int | None], MeasuredWindow] = measure,
     ) -> None:
+        self._measured = measured
         self._targets, self._bodies, self._settings = list(targets), bodies, settings
         self._rounds, self._tell = rounds, tell
         self._windows: list[list[MeasuredWindow]] = [[] for _ in targets]
@@ -98,12 +101,12 @@ class Comparison:
         windows: list[MeasuredWindow] = []
 
         def window_at(rate: float) -> MeasuredWindow:
-            window = measure(self._plan(url, rate, next(seeds)), self._settings.limit, root)
+            window = self._measured(self._plan(url, rate, next(seeds)), self._settings.limit, root)
             self._tell(f"{rate:.1f} requests/s: p99 {window.percentile(0.99):.0f} ms {window.disturbed}")
             windows.append(window)
             return window
 
-        ceiling = measure(self._plan(url, 0.0, next(seeds)), self._settings.limit, root)
+        ceiling = self._measured(self._plan(url, 0.0, next(seeds)), self._settings.limit, root)
         if self._settings.rate is not None:
             window = window_at(self._settings.rate)
             self._windows[index].append(window)

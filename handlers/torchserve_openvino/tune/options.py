@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,12 @@ _OF_LENGTHS = frozenset({
     "text_classifier", "token_classifier", "question_answerer", "fill_mask", "sentence_embedder",
     "zero_shot_classifier", "reranker", "audio_classifier",
 })  # fmt: skip
+# These decide together which shapes are compiled: what one of them gains says nothing beside another one.
+_SHAPES = frozenset({
+    ("text", "lengths"), ("audio", "lengths"), ("batching", "dims"), ("batching", "mode"), ("batching", "one_graph")
+})  # fmt: skip
+# Followers that make two options with the same value different ones.
+_SHOWN = frozenset({"one_graph", "mode"})
 
 
 @dataclass(frozen=True, order=True)
@@ -42,11 +48,18 @@ class Option:
         path: The key.
         text: The value as JSON, which has an order and can be stored.
         followers: Further keys with their values, likewise.
+        why: What suggests the value, for a comment; empty where the task alone does.
     """
 
     path: KeyPath
     text: str
     followers: tuple[tuple[KeyPath, str], ...] = ()
+    why: str = field(default="", compare=False)
+
+    @property
+    def excludes(self) -> str:
+        """Options with the same value here exclude each other: only one of them is taken."""
+        return "shapes" if self.path[len(OPENVINO) :][:2] in _SHAPES else ".".join(self.path)
 
     @property
     def changes(self) -> dict[KeyPath, Any]:
@@ -55,7 +68,8 @@ class Option:
 
     def __str__(self) -> str:
         own = self.path[: len(OPENVINO)] == OPENVINO
-        return f"{'.'.join(self.path[len(OPENVINO) :] if own else self.path)} {self.text}"
+        further = "".join(f", {path[-1]} {text}" for path, text in self.followers if path[-1] in _SHOWN)
+        return f"{'.'.join(self.path[len(OPENVINO) :] if own else self.path)} {self.text}{further}"
 
 
 def offered(
@@ -104,11 +118,16 @@ def _of_models(config: Mapping[str, Any], task: str, siblings: bool | None) -> d
     # The short form `pt2: openvino` has no place for another key.
     if compiles.get("backend", "openvino") == "openvino" and compiles:
         result["pt2.compile.backend"] = ["export"]
-    if task in _OF_LENGTHS or mapping(value_at(config, (*OPENVINO, "batching"))).get("dims"):
+    if has_lengths(config, task):
         result["batching.one_graph"] = [True, False]
     if compiles and (has_siblings() if siblings is None else siblings):
         result[".".join((*_CONFIG, "ENABLE_HYPER_THREADING"))] = ["YES"]
     return result
+
+
+def has_lengths(config: Mapping[str, Any], task: str) -> bool:
+    """Returns True if the requests of an archive have lengths."""
+    return task in _OF_LENGTHS or bool(mapping(value_at(config, (*OPENVINO, "batching"))).get("dims"))
 
 
 def has_siblings() -> bool:
@@ -135,12 +154,15 @@ def effect(present: Mapping[int, Sequence[float]], other: Mapping[int, Sequence[
 
 
 def worth_taking(effects: Mapping[Option, Interval]) -> tuple[Option, ...]:
-    """Returns the best value of each key whose gain exceeds the smallest one with its whole confidence interval."""
-    best: dict[KeyPath, Option] = {}
+    """Returns the best value of each key whose gain exceeds the smallest one with its whole confidence interval.
+
+    Of the keys that decide on shapes only the best one is taken.
+    """
+    best: dict[str, Option] = {}
     for option, gain in effects.items():
-        rival = best.get(option.path)
+        rival = best.get(option.excludes)
         if gain.low > 1 + _SMALLEST_GAIN and (rival is None or gain.value > effects[rival].value):
-            best[option.path] = option
+            best[option.excludes] = option
     return tuple(sorted(best.values()))
 
 

@@ -10,6 +10,7 @@ from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.autoscaling import autoscaling
 from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.effects import effects_of
 from torchserve_openvino.tune.keys import KeyPath
 from torchserve_openvino.tune.search import Standing
 from torchserve_openvino.tune.session import Result
@@ -51,7 +52,9 @@ def as_json(
         "engines": [{"engine": str_of(e), "ms": t} for e, t in result.profile.times.items()],
         "windows": sum(len(trial.windows) for _, trial in result.trials),
         "disturbed": sum(trial.disturbed for _, trial in result.trials),
+        "effects": effects_of(result.choice, result.present, result.profile.times),
         "options": result.profile.options,
+        "sizes": result.profile.sizes,
         "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
         "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
     }
@@ -96,12 +99,23 @@ def to_html(facts: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sizes = sorted({int(size) for each in facts["engines"] for size in each["ms"]})
     by_size = [{int(size): ms for size, ms in each["ms"].items()} for each in facts["engines"]]
-    choice = facts["choice"] or "none"
-    headline = f"{facts['reason'][:1].upper()}{facts['reason'][1:]}. Choice: {choice}. Present: {facts['present']}."
+    headline = f"{facts['reason'][:1].upper()}{facts['reason'][1:]}."
     used = facts["machine"]
     return environment.from_string(template).render(
         name=facts["model"],
         headline=headline,
+        choice=facts["choice"] or "none",
+        present=facts["present"],
+        effects=facts["effects"],
+        lengths=[
+            {
+                "key": each["key"],
+                "compiled": ", ".join(f"{length:g}" for length in each["compiled"]),
+                "seen": each["summary"],
+                "padding": f"{each['padding']:.0%}",
+            }
+            for each in facts["sizes"].get("lengths", ())
+        ],
         facts=list(filter(None, (facts["confirmation"], facts["claim"], *facts["warnings"], _effort(facts)))),
         unit=_UNITS[facts["settings"]["goal"]],
         plot=_plot(facts),
@@ -165,6 +179,18 @@ def _kind(candidate: str, facts: Mapping[str, Any], other: str) -> str:
     return "best" if candidate == facts["choice"] else "present" if candidate == facts["present"] else other
 
 
+def _state(window: Mapping[str, Any]) -> str:
+    held = "held" if window["held"] else "missed the limit"
+    return f"{held}; disturbed: {window['disturbed']}" if window["disturbed"] else held
+
+
+def _ticks(end: float) -> list[float]:
+    """Returns four to ten round numbers from 0 up to the end of an axis."""
+    magnitude = 10.0 ** math.floor(math.log10(end))
+    step = next(part * magnitude for part in (0.1, 0.2, 0.5, 1.0, 2.0) if end / (part * magnitude) < 10)
+    return [round(count * step, 6) for count in range(int(end / step + 1e-9) + 1)]
+
+
 def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
     points = [
         (trial["candidate"], window)
@@ -182,25 +208,27 @@ def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
     def y(latency: float) -> float:
         return round(_BOTTOM - (_BOTTOM - 10) * min(latency, top) / top, 1)
 
-    # Of all windows that held: none has both a higher rate and a lower latency.
+    # Of all windows that held undisturbed: none has both a higher rate and a lower latency.
     front: list[tuple[float, float]] = []
     for _, window in sorted(points, key=lambda each: (-each[1]["rate"], each[1]["p99"])):
-        if window["held"] and (not front or window["p99"] < front[-1][1]):
+        if window["held"] and not window["disturbed"] and (not front or window["p99"] < front[-1][1]):
             front.append((window["rate"], window["p99"]))
     return {
         "width": _WIDTH,
         "height": _HEIGHT,
         "left": _LEFT,
         "bottom": _BOTTOM,
-        "x_ticks": [{"at": x(right * part / 5), "text": f"{right * part / 5:.3g}"} for part in range(6)],
-        "y_ticks": [{"at": y(top * part / 4), "text": f"{top * part / 4:.3g}"} for part in range(5)],
+        "x_ticks": [{"at": x(each), "text": f"{each:g}"} for each in _ticks(right)],
+        "y_ticks": [{"at": y(each), "text": f"{each:g}"} for each in _ticks(top)],
         "limit": y(limit) if limit and limit < top else None,
+        "limit_text": f"limit {limit:g} ms" if limit else "",
+        "cut": sum(window["p99"] > top for _, window in points),
         "front": " ".join(f"{x(rate)},{y(latency)}" for rate, latency in front),
         "points": [
             {
                 "x": x(window["rate"]), "y": y(window["p99"]), "held": window["held"] and not window["disturbed"],
-                "kind": _kind(candidate, facts, "other"),
-                "title": f"{candidate}: {window['rate']:.1f} requests/s, p99 {window['p99']:.0f} ms",
+                "kind": _kind(candidate, facts, "other"), "candidate": candidate,
+                "title": f"{candidate}: {window['rate']:.1f} requests/s, p99 {window['p99']:.0f} ms, {_state(window)}",
             }
             for candidate, window in points
         ],

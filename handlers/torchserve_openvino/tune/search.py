@@ -17,7 +17,16 @@ _CONFIDENCE = 0.95
 
 
 class RejectedError(Exception):
-    """A candidate that leaves the search whatever its speed; the message is the reason."""
+    """A candidate that leaves the search whatever its speed.
+
+    Args:
+        reason: Why.
+        excess: How many times a limit it took, where it failed by a limit.
+    """
+
+    def __init__(self, reason: str, excess: float = math.inf) -> None:
+        super().__init__(reason)
+        self.excess = excess
 
 
 @dataclass
@@ -29,12 +38,14 @@ class Standing(Generic[C]):
         scores: The score of each round, higher is better; NaN where it was not measured.
         left: Why it left the search; empty while it is in.
         ratio: Its score relative to the winner's, with an interval; None before two rounds.
+        excess: How many times a limit it took, where it left by a limit.
     """
 
     candidate: C
     scores: list[float] = field(default_factory=list)
     left: str = ""
     ratio: Interval | None = None
+    excess: float = math.inf
 
     @property
     def score(self) -> float:
@@ -129,7 +140,7 @@ class Search(Generic[C]):
         try:
             score = self.measure(standing.candidate)
         except RejectedError as error:
-            standing.left = str(error)
+            standing.left, standing.excess = str(error), error.excess
             return
         if score <= 0:
             standing.left = "no rate at which the limit holds"
@@ -163,10 +174,14 @@ class Search(Generic[C]):
         present = standings[0]
         able = [each for each in standings if math.isfinite(each.score)]
         if not able:
-            return Choice(standings, None, "no candidate serves the requests within the limits", self.trials)
+            return Choice(standings, None, _none_serves(standings), self.trials)
         if present in able and rounds < 2:
             return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
         best = max((each for each in able if not each.left or each is present), key=_ratio_or_score)
+        if present not in able and not present.left:
+            # Interrupted: nothing can be better than what was not measured.
+            reason = "the search was interrupted before the present configuration was measured, which stays"
+            return Choice(standings, present, reason, self.trials)
         if present not in able:
             return Choice(standings, best, f"the present configuration is out: {present.left}", self.trials)
         if best is present or present.ratio is None or best.ratio is None:
@@ -177,6 +192,17 @@ class Search(Generic[C]):
         bounds = (present.ratio.value, present.ratio.high, present.ratio.low)
         gain = Interval(*(best.ratio.value / bound for bound in bounds))
         return Choice(standings, best, f"better than the present configuration: {gain} times", self.trials)
+
+
+def _none_serves(standings: Sequence[Standing[C]]) -> str:
+    """Returns that there is no candidate, and which one came nearest to the limit that it broke."""
+    reason = "no candidate serves the requests within the limits"
+    tried = [each for each in standings if each.left]
+    if not tried:
+        return "the search was interrupted before any candidate was measured"
+    nearest = min(tried, key=lambda each: each.excess)
+    kind = "the nearest is" if math.isfinite(nearest.excess) else "for example"
+    return f"{reason}; {kind} {nearest.candidate}: {nearest.left}"
 
 
 def _ratio_or_score(standing: Standing[C]) -> float:

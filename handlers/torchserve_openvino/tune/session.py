@@ -84,7 +84,8 @@ class Session:
         """Returns what will be done, in a few lines."""
         stage = self._first_stage(variants, {})
         options = stage.options()
-        further = f" Before that, one by one: {'; '.join(map(str, options))}." if options else ""
+        names = [*map(str, options), *(["lengths and batch sizes that fit the requests"] if stage.may_fit else [])]
+        further = f" Before that, one by one: {'; '.join(names)}." if names else ""
         return (
             f"{variants.name} on {self.cores} core(s), {len(self.requests)} different requests.\n"
             f"Present: {stage.present}.\n"
@@ -209,7 +210,7 @@ class _Trials:
             record = self._measure(candidate, turn)
             self._state.keep_trial(key, record)
         if record.get("rejected"):
-            raise RejectedError(record["rejected"])
+            raise RejectedError(record["rejected"], record.get("excess", math.inf))
         trial = Trial(**record["trial"])
         self.done.append((candidate, trial))
         return trial.score(self._settings.goal)
@@ -267,7 +268,9 @@ class _Trials:
                 except TorchServeError as error:
                     reason = f"its server died twice: {str(error).splitlines()[0]}"
                 except RejectedError as error:
-                    return {"rejected": str(error)}
+                    # JSON has no infinity.
+                    excess = {"excess": error.excess} if math.isfinite(error.excess) else {}
+                    return {"rejected": str(error), **excess}
         finally:
             archive.unlink(missing_ok=True)
         return {"rejected": reason}
@@ -299,13 +302,15 @@ class State:
             return None
         times = {_engine(key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
         rejected = {_engine(key): reason for key, reason in stored["rejected"]}
-        return Profile(times, rejected, options=stored["options"])
+        return Profile(times, rejected, options=stored["options"], sizes=stored["sizes"])
 
     def keep_profile(self, known: Profile) -> None:
         """Writes the results of the first stage."""
         times = [(astuple(engine), each) for engine, each in known.times.items()]
         rejected = [(astuple(engine), reason) for engine, reason in known.rejected.items()]
-        self._content["profile"] = {"times": times, "rejected": rejected, "options": known.options}
+        self._content["profile"] = {
+            "times": times, "rejected": rejected, "options": known.options, "sizes": known.sizes,
+        }  # fmt: skip
         self._write()
 
     def trial(self, key: str) -> dict[str, Any] | None:
@@ -328,5 +333,5 @@ def _engine(stored: Sequence[Any]) -> Engine:
     return Engine(precision, threads, streams, tuple(_option(*each) for each in options))
 
 
-def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]]) -> Option:
-    return Option(tuple(path), text, tuple((tuple(key), value) for key, value in followers))
+def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]], why: str) -> Option:
+    return Option(tuple(path), text, tuple((tuple(key), value) for key, value in followers), why)

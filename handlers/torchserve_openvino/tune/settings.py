@@ -54,6 +54,9 @@ class Settings(BaseModel):
     options: dict[str, list[Any]] | None = None
     """Values of any other key of the YAML to try, such as `{image.fold: [true], batching.dims.length: [[32, 128]]}`:
     keys relative to `handler.openvino`, or from the top (`pt2...`). By default what may help the archive's task."""
+    length_counts: list[int] | None = None
+    """Numbers of compiled lengths to try, which are chosen so that the requests need little padding; `[]` for none. By
+    default 4 and 8, unless `options` are named."""
     seed: int = 0
     """Of arrivals and orders."""
 
@@ -87,6 +90,13 @@ class Settings(BaseModel):
     def _counts(cls, values: list[int] | None) -> list[int] | None:
         if values is not None and (not values or min(values) < 1):
             raise ValueError("must be a list of numbers of at least 1")
+        return values
+
+    @field_validator("length_counts")
+    @classmethod
+    def _few(cls, values: list[int] | None) -> list[int] | None:
+        if values is not None and not all(1 <= value <= 64 for value in values):
+            raise ValueError("must be a list of numbers from 1 to 64")
         return values
 
     @property

@@ -1,6 +1,7 @@
 """Second stage: one candidate on a real TorchServe, under Poisson load."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.client import Plan
+from torchserve_openvino.bench.machine import available_memory
 from torchserve_openvino.bench.rate import RateSearch, confirmed
 from torchserve_openvino.bench.server import TorchServeError, TorchServeProcess
 from torchserve_openvino.bench.window import MeasuredWindow, measure
-from torchserve_openvino.tune.profile import wrong_answer
+from torchserve_openvino.tune.profile import RESERVE, wrong_answer
 from torchserve_openvino.tune.proof import Answer
 from torchserve_openvino.tune.search import RejectedError
 from torchserve_openvino.tune.settings import Settings
@@ -69,6 +72,7 @@ class Bench:
         settings: Limits and effort.
         environment: Of each server and its workers.
         tell: Gets a line of progress.
+        reserve: Bytes of memory that have to stay free while a server loads.
     """
 
     store: Path
@@ -78,6 +82,7 @@ class Bench:
     settings: Settings
     environment: Mapping[str, str]
     tell: Callable[[str], None]
+    reserve: int = RESERVE
 
     def run(self, archive: Path, precision: str, start: float, seed: int) -> Trial:
         """Measures a candidate once.
@@ -139,15 +144,42 @@ class Bench:
             with on_cores(self.settings.cores):
                 stack.enter_context(server)
             try:
-                server.wait_ready(self.name, _READY_SECONDS)
+                server.wait_ready(self.name, _READY_SECONDS, self._leave_memory)
             except TorchServeError as error:
+                if not server.alive:
+                    # A port that another program took first, or a kill: the next start may do better.
+                    raise
                 raise RejectedError(f"it did not become READY: {_cause(str(error))}") from error
             trial = Trial(ready_seconds=time.monotonic() - begin)
-            self._prove(server, precision)
-            yield server, trial
-            _check_report(server, self.name)
+            try:
+                self._prove(server, precision)
+                yield server, trial
+                _check_report(server, self.name)
+            except RejectedError as error:
+                # What was seen of a server that was killed says nothing about its configuration.
+                self._check_alive(server, error)
+                raise
+            self._check_alive(server)
         if self.settings.memory is not None and trial.memory > self.settings.memory:
-            raise RejectedError(f"it takes {trial.memory / 1e6:.0f} MB, more than {self.settings.memory / 1e6:.0f}")
+            raise RejectedError(
+                f"it takes {trial.memory / 1e6:.0f} MB, more than {self.settings.memory / 1e6:.0f}",
+                trial.memory / self.settings.memory,
+            )
+
+    def _leave_memory(self) -> None:
+        if (left := available_memory()) < self.reserve:
+            raise RejectedError(f"too little memory: {left / 1e6:.0f} MB were left while it was loaded")
+
+    def _check_alive(self, server: TorchServeProcess, cause: Exception | None = None) -> None:
+        """Checks that neither the server nor a worker died.
+
+        Raises:
+            TorchServeError: One did.
+        """
+        if not server.alive:
+            raise TorchServeError("TorchServe ended in mid-trial") from cause
+        if server.load_failures(self.name):
+            raise TorchServeError("a worker ended in mid-trial") from cause
 
     def _plan(self, server: TorchServeProcess, rate: float, seed: int) -> Plan:
         return Plan(
@@ -176,6 +208,7 @@ class Bench:
             trial.windows.append(window.as_json())
             trial.disturbed += bool(window.disturbed)
             trial.memory = window.memory
+            self._check_alive(server)
             return window
 
         return window_at
@@ -184,18 +217,36 @@ class Bench:
         ceiling, window_at = self._warm(server, seed), self._windows(server, trial, seed)
         if self.settings.goal == "latency" and self.settings.rate is not None:
             windows = [window_at(self.settings.rate) for _ in range(3)]
-            if all(window.held for window in windows):
-                self._take(trial, self.settings.rate, sorted(windows, key=lambda each: each.percentile(0.99))[1])
+            if not all(window.held for window in windows):
+                raise self._missed(windows)
+            self._take(trial, self.settings.rate, sorted(windows, key=lambda each: each.percentile(0.99))[1])
             return
         # No more than the closed loop reaches; the first guess is near it.
         first = min(start, 0.85 * ceiling.rate) if start else 0.7 * ceiling.rate
         search = RateSearch(window_at, max(first, 0.2), windows=6)
         rate = search.run()
         if self.settings.rate is not None and rate < self.settings.rate:
-            raise RejectedError(f"it holds {rate:.1f} requests/s, fewer than {self.settings.rate:g}")
+            excess = self.settings.rate / rate if rate else math.inf
+            raise RejectedError(f"it holds {rate:.1f} requests/s, fewer than {self.settings.rate:g}", excess)
+        if not rate:
+            raise self._missed([window for _, window in search.history if isinstance(window, MeasuredWindow)])
         for tried, window in search.history:
             if tried == rate and isinstance(window, MeasuredWindow) and window.held:
                 self._take(trial, rate, window)
+
+    def _missed(self, windows: Sequence[MeasuredWindow]) -> RejectedError:
+        """Returns that no window held, and by how much the best of them missed the limits."""
+        best = min(windows, key=lambda each: (sum(each.failures.values()), each.percentile(0.99)))
+        if best.failures:
+            return RejectedError(f"requests failed at each rate: {dict(best.failures)} {best.examples[:1]}")
+        p99, limits = best.percentile(0.99), self.settings.limit
+        told = f"no rate at which the limits hold: at {best.rate:.1f} requests/s the p99 was {p99:.0f} ms"
+        excess = p99 / limits.milliseconds
+        if best.first_bytes and math.isfinite(limits.first_bytes):
+            first = float(np.quantile(best.first_bytes, limits.quantile))
+            told += f", of the first bytes {first:.0f} ms"
+            excess = max(excess, first / limits.first_bytes)
+        return RejectedError(told + ("; its queue grew" if best.growing else ""), excess)
 
     @staticmethod
     def _take(trial: Trial, rate: float, window: MeasuredWindow) -> None:
@@ -236,8 +287,11 @@ def _cause(text: str) -> str:
 
 
 def environment_for(cache: Path) -> dict[str, str]:
-    """Returns the environment of servers and processes: this one's, with a cache of the tuner."""
-    return {**os.environ, "OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
+    """Returns further variables of servers and processes: a cache of the tuner.
+
+    No others: they would override those by which a server has folders of its own.
+    """
+    return {"OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
 
 
 @contextlib.contextmanager

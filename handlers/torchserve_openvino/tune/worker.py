@@ -6,6 +6,7 @@ Reads one JSON line per command, writes one JSON line per answer, on a descripto
 import base64
 import json
 import os
+import random
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +16,8 @@ from typing import Any
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.serving.requests.messages import Request
+from torchserve_openvino.serving.torchserve.base import worker_of
+from torchserve_openvino.tune.observing import Observer
 
 
 class Worker:
@@ -30,7 +33,9 @@ class Worker:
         self._requests = [
             Request(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
         ]
-        self._next = 0
+        # Requests of a folder may be sorted by size; calls must have mixed ones, as under load.
+        self._order = random.Random(0).sample(range(len(bodies)), len(bodies))
+        self._observer = Observer(self._host._handler, worker_of(self._host._handler))
 
     def report(self) -> dict[str, Any]:
         """Returns the model's report."""
@@ -40,20 +45,29 @@ class Worker:
         """Answers each request by itself."""
         result = []
         for index in range(len(self._requests)):
+            self._observer.begin_request()
             (answer,) = self._host.answer([self._request(index)])
             body = base64.b64encode(answer.body).decode()
             result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
         return result
 
     def _request(self, index: int) -> Request:
-        """Returns a copy of a request, as a user's handler may change what it gets; they are taken in turn."""
-        request = self._requests[index % len(self._requests)]
+        """Returns a copy of a request, as a user's handler may change what it gets."""
+        request = self._requests[index]
         return replace(request, row=dict(request.row))
 
-    def call(self, size: int) -> float:
-        """Returns the milliseconds of one call with so many requests, which are taken in turn."""
-        batch = [self._request(self._next + index) for index in range(size)]
-        self._next += size
+    def sizes(self) -> dict[str, Any]:
+        """Returns the sizes of the requests that were answered so far; JSON-safe."""
+        return self._observer.to_plain()
+
+    def call(self, size: int, first: int) -> float:
+        """Returns the milliseconds of one call with so many requests.
+
+        Args:
+            size: Number of requests.
+            first: Position of the first one, in an order that is the same in each process.
+        """
+        batch = [self._request(self._order[(first + index) % len(self._order)]) for index in range(size)]
         start = time.perf_counter()
         answers = self._host.answer(batch)
         elapsed = (time.perf_counter() - start) * 1e3
@@ -82,12 +96,15 @@ def main() -> None:
         command = json.loads(line)
         try:
             if command["do"] == "answers":
-                reply = {"answers": worker.answers()}
+                reply = {"answers": worker.answers(), "report": worker.report()}
+            elif command["do"] == "sizes":
+                reply = {"sizes": worker.sizes()}
             else:
-                reply = {"ms": [worker.call(command["size"]) for _ in range(command["calls"])]}
+                size, first = command["size"], command["first"]
+                reply = {"ms": [worker.call(size, first + size * turn) for turn in range(command["calls"])]}
         except TorchServeOpenVINOError as error:
             reply = {"error": str(error)}
-        print(json.dumps(reply), file=replies, flush=True)
+        print(json.dumps(reply, default=str), file=replies, flush=True)
 
 
 if __name__ == "__main__":

@@ -108,3 +108,44 @@ def test_an_interrupted_search_has_a_choice() -> None:
 def test_time_ends_the_search_after_two_rounds() -> None:
     search = Search(lambda candidate: 100.0 + candidate, BUDGET, random.Random(0), may_continue=lambda: False)
     assert search.run(0, [1, 2]).trials == 6
+
+
+def test_where_nobody_holds_the_limits_the_nearest_is_named() -> None:
+    def measure(candidate: int) -> float:
+        reason, excess = {0: ("p99 was 300 ms", 3.0), 1: ("p99 was 120 ms", 1.2), 2: ("wrong answer", math.inf)}[
+            candidate
+        ]
+        raise RejectedError(reason, excess)
+
+    choice = Search(measure, BUDGET, random.Random(0)).run(0, [1, 2])
+    assert choice.best is None
+    assert choice.reason == "no candidate serves the requests within the limits; the nearest is 1: p99 was 120 ms"
+
+
+def test_an_interrupt_before_the_first_result_is_said() -> None:
+    def measure(candidate: int) -> float:
+        raise KeyboardInterrupt
+
+    search = Search(measure, BUDGET, random.Random(0))
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0, [1])
+    assert search.so_far().reason == "the search was interrupted before any candidate was measured"
+
+
+def test_what_was_not_measured_is_not_out() -> None:
+    done: list[int] = []
+
+    def measure(candidate: int) -> float:
+        if candidate == 0:
+            raise KeyboardInterrupt
+        done.append(candidate)
+        return 100.0
+
+    # The present one comes last in the first round with this seed.
+    search = Search(measure, BUDGET, random.Random(0))
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0, [1, 2])
+    assert done
+    choice = search.so_far()
+    assert choice.best is choice.standings[0]
+    assert choice.reason.startswith("the search was interrupted before the present configuration")

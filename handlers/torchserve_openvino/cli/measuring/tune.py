@@ -75,6 +75,8 @@ def tune(
             facts = _write(result, variants, settings, warnings, session.cores, archive, target)
     except TorchServeOpenVINOError as error:
         fail(str(error))
+    except KeyboardInterrupt:
+        fail("interrupted before any server was measured: nothing is known yet, and nothing was written.")
     if as_json:
         print_json(facts)
     else:
@@ -94,7 +96,10 @@ def _write(
     comment = f"tuned {date.today().isoformat()}: {result.choice.reason}"
     facts = as_json(result, variants.name, settings, changed, warnings, cores)
     facts["archive"] = str(archive.resolve())
-    text = changed_yaml(variants.text, "model-config.yaml", changed, dict.fromkeys(changed, comment))
+    comments = dict.fromkeys(changed, comment)
+    for option in best.candidate.engine.options if best is not None else ():
+        comments |= {path: f"{comment}; {option.why}" for path in option.changes if option.why}
+    text = changed_yaml(variants.text, "model-config.yaml", changed, comments)
     target.mkdir(parents=True, exist_ok=True)
     (target / "model-config.yaml").write_text(text, encoding="utf-8")
     (target / "tune.json").write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
@@ -119,6 +124,10 @@ def _show(facts: dict[str, Any], target: Path) -> None:
         )
     console.print(table)
     console.print(f"{facts['reason'][:1].upper()}{facts['reason'][1:]}.")
+    for each in facts["sizes"].get("lengths", ()):
+        console.print(
+            f"{each['key']}: {each['summary']}; {each['padding']:.0%} of what is computed at present is padding."
+        )
     for text in filter(None, (facts["confirmation"], facts["claim"])):
         console.print(text)
     console.print(f"{target / 'model-config.yaml'} has the choice, {target / 'tune.html'} the evidence.")

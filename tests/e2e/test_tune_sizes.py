@@ -1,0 +1,66 @@
+"""The sizes of requests as the tuner sees them where they reach the model, in texts and recordings."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import transformers
+
+from hub_audio_models import audio_model, encoded, recording
+from hub_models import text_model
+from torchserve_openvino.bench.bodies import read_folder
+from torchserve_openvino.tune.archives import Variants
+from torchserve_openvino.tune.first_stage import FirstStage
+from torchserve_openvino.tune.settings import Settings
+from torchserve_openvino.tune.trial import environment_for
+
+CONFIG = "pt2: {compile: {enable: true, backend: openvino}}\nhandler: {openvino: {%s}}\n"
+TEXTS = ["yes", "the train leaves at noon", "nobody knows why it never came back " * 4]
+
+
+def stage_of(folder: Path, model: Path, keys: str, *options: str) -> FirstStage:
+    (folder / "model-config.yaml").write_text(CONFIG % keys)
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", model, "--model-name", "net"]
+    command += ["--config-file", "model-config.yaml", "--export-path", ".", *options]
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (folder / "scratch").mkdir()
+    variants, bodies = Variants(folder / "net.mar", folder / "scratch"), read_folder(folder / "requests")
+    environment = environment_for(folder / "cache")
+    return FirstStage(variants, bodies, Settings(length_counts=[2]), 2, environment, lambda text: None)
+
+
+def test_texts_are_seen_in_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = text_model("text_classifier", tmp_path / "saved")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokens = [len(tokenizer(text)["input_ids"]) for text in TEXTS]
+    (tmp_path / "requests").mkdir()
+    for number, body in enumerate([TEXTS[0], TEXTS[1], TEXTS]):
+        (tmp_path / "requests" / f"{number}.json").write_text(json.dumps({"inputs": body}))
+    # What the processes unpack is removed with them.
+    (tmp_path / "unpacked").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "unpacked"))
+    stage = stage_of(tmp_path, model, "text: {lengths: [128]}", "--task", "text_classifier")
+    (lengths,) = stage.sizes.lengths
+    assert (lengths.key, lengths.compiled) == ("text.lengths", [128])
+    # Texts of one request are seen one by one, without the padding between them.
+    assert sorted(lengths.seen) == sorted([tokens[0], tokens[1], *tokens])
+    assert stage.sizes.rows == [1, 1, 3]
+    names = [str(option) for option in stage.fitted()]
+    assert any(name.startswith("text.lengths [") and name.endswith("128]") for name in names)
+    assert 'batching.mode "dynamic"' in names and any(name.startswith("batching.buckets") for name in names)
+    assert list((tmp_path / "unpacked").iterdir()) == []
+
+
+def test_recordings_are_seen_in_seconds(tmp_path: Path) -> None:
+    model = audio_model("Wav2Vec2ForSequenceClassification", tmp_path / "saved")
+    (tmp_path / "requests").mkdir()
+    for seconds in (1.2, 2.0, 6.5):
+        (tmp_path / "requests" / f"{seconds}.wav").write_bytes(encoded(recording(seconds)))
+    stage = stage_of(tmp_path, model, "audio: {max_seconds: 10, lengths: [10]}", "--task", "audio_classifier")
+    (lengths,) = stage.sizes.lengths
+    assert (lengths.key, sorted(lengths.seen), lengths.compiled) == ("audio.lengths", [2, 2, 7], [10])
+    assert "audio.lengths [2, 7, 10]" in [str(option) for option in stage.fitted()]
