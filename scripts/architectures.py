@@ -4,13 +4,14 @@ Every model type of transformers that builds from a small configuration runs, wi
 257, padding on both sides, f32 and bf16, static and dynamic shapes, with and without a cache; so do timm's families and
 torchvision's models, where they are installed. The cases of an architecture contain each of these values; with
 `--cases 0` they contain each pair. Each case runs twice with other values, over memory full of garbage, in a process
-that may crash. Exit status 1 means that a case was wrong or crashed. All of it takes some two hours on two cores.
+that may crash. Exit status 1 means that a case was wrong or crashed. All of it takes some four hours on two cores,
+so that the outcomes so far are kept in tests/conformance/architectures.jsonl.
 
     python scripts/architectures.py --sample
     python scripts/architectures.py --only llama,bert --heads 64,128
     python scripts/architectures.py --source timm --seconds 600
-    python scripts/architectures.py --log all.jsonl --seconds 3600
-    python scripts/architectures.py --log all.jsonl --write
+    python scripts/architectures.py --log tests/conformance/architectures.jsonl --seconds 3600
+    python scripts/architectures.py --log tests/conformance/architectures.jsonl --write
 """
 
 from __future__ import annotations
