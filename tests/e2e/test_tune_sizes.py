@@ -16,17 +16,22 @@ from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.first_stage import FirstStage
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import environment_for
+from torchserve_openvino.tune.worker import Worker
 
-CONFIG = "pt2: {compile: {enable: true, backend: openvino}}\nhandler: {openvino: {%s}}\n"
+CONFIG = "pt2: {compile: {enable: %s, backend: openvino}}\nhandler: {openvino: {%s}}\n"
 TEXTS = ["yes", "the train leaves at noon", "nobody knows why it never came back " * 4]
 
 
-def stage_of(folder: Path, model: Path, keys: str, *options: str) -> FirstStage:
-    (folder / "model-config.yaml").write_text(CONFIG % keys)
+def packed(folder: Path, model: Path, keys: str, *options: str, compiled: bool = True) -> None:
+    (folder / "model-config.yaml").write_text(CONFIG % (str(compiled).lower(), keys))
     command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--hf", model, "--model-name", "net"]
     command += ["--config-file", "model-config.yaml", "--export-path", ".", *options]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def stage_of(folder: Path, model: Path, keys: str, *options: str) -> FirstStage:
+    packed(folder, model, keys, *options)
     (folder / "scratch").mkdir()
     variants, bodies = Variants(folder / "net.mar", folder / "scratch"), read_folder(folder / "requests")
     environment = environment_for(folder / "cache")
@@ -53,6 +58,23 @@ def test_texts_are_seen_in_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any(name.startswith("text.lengths [") and name.endswith("128]") for name in names)
     assert 'batching.mode "dynamic"' in names and any(name.startswith("batching.buckets") for name in names)
     assert list((tmp_path / "unpacked").iterdir()) == []
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_notes_sizes_is_in_no_compiled_model(compiled: bool, tmp_path: Path) -> None:
+    model = text_model("text_classifier", tmp_path / "saved")
+    (tmp_path / "requests").mkdir()
+    for number, body in enumerate(TEXTS):
+        (tmp_path / "requests" / f"{number}.json").write_text(json.dumps({"inputs": body}))
+    keys = "text: {lengths: [64]}, batching: {mode: dynamic}"
+    packed(tmp_path, model, keys, "--task", "text_classifier", compiled=compiled)
+    bodies = [body.named for body in read_folder(tmp_path / "requests")]
+    worker = Worker(tmp_path / "net.mar", bodies)
+    assert [answer["status"] for answer in worker.answers()] == [200] * len(TEXTS)
+    report = worker.report()
+    assert report["graph_breaks"] == [] and report["fallbacks"] == []
+    # They are noted where the model runs in eager PyTorch.
+    assert bool(worker.sizes()["lengths"]) is not compiled
 
 
 def test_recordings_are_seen_in_seconds(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torchserve_openvino.tasks.text.base import TextHandler
 
 
 class Observer:
-    """Hooks into a handler's eager model.
+    """Hooks into a handler's eager model; it notes nothing where that is compiled.
 
     Args:
         handler: The loaded handler.
@@ -26,7 +26,9 @@ class Observer:
         self._rows: list[int] = []
         self._lengths: dict[str, list[int]] = {name: [] for name in self._batching.dims}
         self._inputs: DeclaredInputs | None = None
-        if isinstance(worker.eager_model, torch.nn.Module) and (declared := worker.warmup_inputs()):
+        # A hook would be part of what Dynamo compiles.
+        is_eager = worker.served is None and isinstance(worker.eager_model, torch.nn.Module)
+        if is_eager and (declared := worker.warmup_inputs()):
             names = parameter_names(worker.eager_model)
             specs = declared_specs(declared, names)
             self._inputs = DeclaredInputs(specs, names, self._batching.dims, pads=False)
