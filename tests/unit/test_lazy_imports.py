@@ -101,3 +101,7 @@ def test_importing_the_package_stays_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_front_process_of_serve_imports_no_library_of_models() -> None:
+    assert not {"torch", "openvino", "transformers"} & heavy_parts(f"{PACKAGE}.hosts.serve.server")

@@ -12,7 +12,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.hosts.core import Host, background, row_of
+from torchserve_openvino.hosts.background import background
+from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import (
     HEALTH_HEADER,

@@ -5,7 +5,7 @@ import importlib
 import logging
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from http import HTTPStatus
@@ -166,19 +166,3 @@ def row_of(body: bytes, content_type: str, parameters: Mapping[str, str]) -> dic
         except UnicodeDecodeError as error:
             raise InvalidInputError(f"the body is not valid {kind}: {error.reason} at byte {error.start}") from error
     return {**parameters, "body": bytearray(value)}
-
-
-# --- tasks that run beside others in an event loop ----------------------------------------------------------------
-
-
-def background(run: Coroutine[Any, Any, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-    """Runs a coroutine as a task of the running loop, which itself keeps only weak references.
-
-    Args:
-        run: The coroutine.
-        tasks: Keeps the task while it runs.
-    """
-    task = asyncio.get_running_loop().create_task(run)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task

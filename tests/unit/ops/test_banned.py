@@ -23,7 +23,7 @@ BY_NATURE = {
     "torchvision.nms.default", "openvino_kept.batched_nms.default",
     # OpenVINO has none of them; the rules say which of them are decomposed.
     "aten._fft_r2c.default", "aten._fft_c2c.default", "aten._fft_c2r.default", "aten.view.dtype", "aten.cumprod",
-    "aten.cummax.default", "aten.cummin.default", "aten.logcumsumexp.default",
+    "aten.cummax.default", "aten.cummin.default", "aten.logcumsumexp.default", "aten.index_reduce.default",
 }  # fmt: skip
 CASES: dict[str, tuple[Any, ...]] = {
     "aten.__lshift__.Tensor": (INTS, torch.tensor([32], dtype=torch.int32)),

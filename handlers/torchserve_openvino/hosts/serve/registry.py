@@ -9,7 +9,7 @@ from typing import Any
 
 from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.errors import ConfigError, ModelLoadError, ModelMissingError, TorchServeOpenVINOError
-from torchserve_openvino.hosts.core import background
+from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.serve.model import Record, ServedArchive, stamp_of
 from torchserve_openvino.hosts.settings import ModelSettings
 

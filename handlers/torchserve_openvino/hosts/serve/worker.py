@@ -22,7 +22,8 @@ from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
 from torchserve_openvino.files.json_text import JsonError
-from torchserve_openvino.hosts.core import Host, background, row_of
+from torchserve_openvino.hosts.background import background
+from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.hosts.settings import LOG_FORMAT
 from torchserve_openvino.report.quiet import quiet_libraries
