@@ -27,7 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import output
 from benchmarks.task_cases import minilm, text_of
-from benchmarks.trained_generation import trained_model
+from benchmarks.trained_generation import trained_model, trained_weights
 from torchserve_openvino.bench.bodies import read_folder
 from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.bench.statistics import Interval
@@ -100,6 +100,9 @@ def main(
     Examples: knobs.py; knobs.py --only photos,texts --json knobs.json; knobs.py --write
     """
     names = output.chosen(only, _LABELS, "--only")
+    if "chat" in names:
+        # Before the others take minutes.
+        trained_weights()
     effects: dict[str, dict[str, Interval | str]] = {}
     with tempfile.TemporaryDirectory(prefix="tsov-knobs-") as folder:
         for name in names:
@@ -107,14 +110,19 @@ def main(
             place.mkdir()
             output.progress.print(f"{_LABELS[name]}: packaging")
             effects[name] = _effects(_ARCHIVES[name](place), place, name)
+            # Each takes minutes, and a later one may fail.
+            _write_json(json_path, effects)
     rows = [(knob.key, json.dumps(value), *(_cell(effects[name].get(_id(knob, value), "")) for name in names))
             for knob in KNOBS for value in knob.values]  # fmt: skip
     output.results().print(output.table("", ["knob", "value", *(_LABELS[name] for name in names)], rows, 2))
-    plain = {name: {key: vars(each) if isinstance(each, Interval) else each for key, each in found.items()}
-             for name, found in effects.items()}  # fmt: skip
-    output.write_json(json_path, {"machine": machine(usable_cores()), "effects": plain})
     if write:
         PAGE.write_text(_page(names, effects), encoding="utf-8")
+
+
+def _write_json(path: Path | None, effects: dict[str, dict[str, Interval | str]]) -> None:
+    plain = {name: {key: vars(each) if isinstance(each, Interval) else each for key, each in found.items()}
+             for name, found in effects.items()}  # fmt: skip
+    output.write_json(path, {"machine": machine(usable_cores()), "effects": plain})
 
 
 def _effects(archive: Path, place: Path, name: str) -> dict[str, Interval | str]:

