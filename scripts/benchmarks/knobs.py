@@ -265,6 +265,9 @@ def _page(names: list[str], effects: Mapping[str, Mapping[str, Interval | str]])
     for knob in KNOBS:
         shown = [name for name in names if name in knob.archives]
         lines += [f"## {knob.key}", "", f"Helps: {knob.helps}.", ""]
+        if not shown:
+            lines += ["Not measured yet.", ""]
+            continue
         lines += [f"| value | {' | '.join(_LABELS[name] for name in shown)} |", f"| --- |{' --- |' * len(shown)}"]
         for value in knob.values:
             cells = [_cell(effects[name].get(_id(knob, value), "")) or "not on this CPU" for name in shown]
