@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path += [str(Path(__file__).parent / "unit" / folder) for folder in ("serving", "tasks")]
 
 from vision_worker import PHOTOS, encoded
@@ -51,3 +53,20 @@ def bodies(task: str) -> list[Any]:
     if task == "fill_mask":
         return [{"inputs": f"{text} [MASK]"} for text in TEXTS]
     return [{"inputs": text, "parameters": LABELS if task == "zero_shot_classifier" else {}} for text in TEXTS]
+
+
+def close(got: Any, expected: Any, where: str = "", but: tuple[str, ...] = ()) -> None:
+    """Compares answers: numbers within the tolerance of f32, everything else exactly, but for fields with such ends."""
+    if isinstance(expected, dict):
+        assert isinstance(got, dict) and got.keys() == expected.keys(), where
+        for key in expected:
+            close(got[key], expected[key], f"{where}.{key}", but)
+    elif isinstance(expected, list):
+        assert isinstance(got, list) and len(got) == len(expected), where
+        for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+            close(mine, theirs, f"{where}[{number}]", but)
+    elif isinstance(expected, float):
+        # Boxes are pixels, and equal to a tenth of one.
+        assert got == pytest.approx(expected, abs=0.1 if abs(expected) > 5 else 2e-3, rel=2e-3), where
+    elif not but or not where.endswith(but):
+        assert got == expected, where

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,17 @@ def stop_group(group: int, timeout: float = STOP_SECONDS) -> None:
         end = time.monotonic() + patience
         while group_members(group) and time.monotonic() < end:
             time.sleep(0.1)
+
+
+def end_piped(process: "subprocess.Popen[str]") -> None:
+    """Kills a process, and closes the pipes to it and from it."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            # What it had not read yet is lost with it.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from torchserve_openvino.bench.client import Plan
-from torchserve_openvino.bench.processes import signals_later
+from torchserve_openvino.bench.processes import end_piped, signals_later
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile, grows
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
@@ -130,7 +130,7 @@ def measure(plan: Plan, limit: Limit, root: int | None) -> MeasuredWindow:
             client = subprocess.Popen(
                 _CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
-            stack.callback(_end, client)
+            stack.callback(end_piped, client)
         _write(client, json.dumps(asdict(plan)))
         _read(client)
         before, start = _usage(root), time.monotonic()
@@ -208,14 +208,6 @@ def _memory_of(process: psutil.Process) -> int:
         return int(process.memory_full_info().uss)
     except (psutil.AccessDenied, AttributeError):
         return int(process.memory_info().rss)
-
-
-def _end(client: "subprocess.Popen[str]") -> None:
-    client.kill()
-    client.wait()
-    for pipe in (client.stdin, client.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def _write(client: "subprocess.Popen[str]", line: str) -> None:

@@ -57,14 +57,14 @@ class Placement(BaseModel):
 
 
 def stored_placement(
-    store: Store | None, model: Fingerprint, compiled: CompiledModule, resolved: ResolvedOptions,
+    store: Store, model: Fingerprint, compiled: CompiledModule, resolved: ResolvedOptions,
     cases: Sequence[str], may_leave: bool,
 ) -> StoredDecision[Placement]:  # fmt: skip
     """Opens the stored placement of a model.
 
     Args:
-        store: The model's cache; None to store nothing, as for a model that no key describes.
-        model: The fingerprint of the eager model.
+        store: The model's cache.
+        model: The fingerprint of the eager model, which describes all of it.
         compiled: The model, compiled and run in all cases.
         resolved: The backend's options.
         cases: Names of the cases.
@@ -78,5 +78,4 @@ def stored_placement(
         "torch_threads": torch.get_num_threads(),
         "cores": allowed_cores(),
     }
-    store = None if model.unknown else store
     return StoredDecision("placement", Placement, store, model, resolved, _IDLE_PROPERTIES, fields)

@@ -203,10 +203,12 @@ class Preparation:
 
     def _placements(
         self, resolved: ResolvedOptions, compiled: CompiledModule, cases: Sequence[str], may_leave: bool
-    ) -> StoredDecision[Placement]:
-        """Opens what was decided before on where the compiled model's partitions and calls run."""
+    ) -> StoredDecision[Placement] | None:
+        """Opens what was decided before on where partitions and calls run; None where nothing is stored."""
         directory = resolved.options.cache_dir if resolved.options.model_caching else None
         store = open_cache(directory, self._compilation.cache_settings())
+        if store is None or self._identity.unknown:
+            return None
         return stored_placement(store, self._identity, compiled, resolved, cases, may_leave)
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:

@@ -39,7 +39,7 @@ _ENOUGH = 0.2
 _MODEL = "the model"
 
 _Call = tuple[Any, ...]
-Open = Callable[[CompiledModule, Sequence[str], bool], StoredDecision[Placement]]
+Open = Callable[[CompiledModule, Sequence[str], bool], StoredDecision[Placement] | None]
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -27,7 +27,7 @@ class StoredDecision(Generic[Decided]):
     Args:
         kind: The kind of entry in the cache.
         schema: What is stored; anything else in the cache is not used.
-        store: The model's cache, which an archive may include; None to store nothing.
+        store: The model's cache, which an archive may include.
         model: The fingerprint of the eager model.
         resolved: The backend's options.
         without: OpenVINO's properties that the decision does not depend on.
@@ -35,7 +35,7 @@ class StoredDecision(Generic[Decided]):
     """
 
     def __init__(
-        self, kind: str, schema: type[Decided], store: Store | None, model: Fingerprint, resolved: ResolvedOptions,
+        self, kind: str, schema: type[Decided], store: Store, model: Fingerprint, resolved: ResolvedOptions,
         without: Set[str], fields: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._kind, self._schema, self._store = kind, schema, store
@@ -64,11 +64,11 @@ class StoredDecision(Generic[Decided]):
 
     def lock(self) -> AbstractContextManager[bool]:
         """Returns the lock that a worker holds while it measures; the others wait, then use its decision."""
-        return self._store.lock(self._kind, self._key) if self._store is not None else nullcontext(True)
+        return self._store.lock(self._kind, self._key)
 
     def load(self) -> tuple[Decided, str] | None:
         """Returns the decision and when it was made; None if there is none, or it is damaged."""
-        entry = self._store.get(self._kind, self._key) if self._store is not None else None
+        entry = self._store.get(self._kind, self._key)
         if entry is None:
             return None
         try:
@@ -79,6 +79,6 @@ class StoredDecision(Generic[Decided]):
 
     def save(self, decision: Mapping[str, Any]) -> bool:
         """Stores a decision; returns False if nothing is writable, so that other workers will not find it."""
-        if self._store is None or not self._store.writable:
+        if not self._store.writable:
             return False
         return self._store.put(self._kind, self._key, fields=self._fields, body=dict(decision)) is not None

@@ -20,7 +20,7 @@ import psutil
 
 from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.machine import available_memory
-from torchserve_openvino.bench.processes import signals_later
+from torchserve_openvino.bench.processes import end_piped, signals_later
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.tune.candidates import Engine
 from torchserve_openvino.tune.proof import Answer, difference
@@ -124,12 +124,7 @@ class Process:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        end_piped(self._process)
         self._scratch.cleanup()
 
     def _guard(self) -> None:

@@ -5,7 +5,7 @@ import math
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -160,7 +160,7 @@ class RequestSizes:
         return [Option(BUCKETS, json.dumps(chosen), why=why)]
 
 
-def fitted_lengths(seen: Iterable[int], count: int, longest: int, steps: int = _STEPS) -> list[int]:
+def fitted_lengths(seen: Sequence[int], count: int, longest: int, steps: int = _STEPS) -> list[int]:
     """Returns the compiled lengths with the least padding.
 
     Exact, by dynamic programming over the different lengths. The longest accepted length stays as it is, so that no
@@ -174,12 +174,11 @@ def fitted_lengths(seen: Iterable[int], count: int, longest: int, steps: int = _
         steps: Lengths are multiples of ``longest / steps``.
     """
     step = max(1, longest // steps)
-    weights = Counter(min(longest, -(-max(each, 1) // step) * step) for each in seen)
-    while len(weights) > _MOST_DISTINCT:
+    while True:
+        weights = Counter(min(longest, -(-max(each, 1) // step) * step) for each in seen)
+        if len(weights) <= _MOST_DISTINCT:
+            break
         step *= 2
-        weights = Counter({})
-        for each in seen:
-            weights[min(longest, -(-each // step) * step)] += 1
     chosen = _least_padding(sorted(weights), weights, count)
     further = chosen[-1] * 2 if chosen else longest
     while further < longest:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from every_task import SERVED, bodies, saved
+from every_task import SERVED, bodies, close, saved
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.hosts.core import Host, row_of
@@ -90,22 +90,6 @@ def answered(host: Host, body: bytes, kind: str) -> Response:
         return host.answer([Request(row_of(body, kind, {}))])[0]
     except ItemError as error:
         return Response.refused(error)
-
-
-def close(got: Any, expected: Any, where: str) -> None:
-    """Compares transcripts: numbers within the tolerance of f32, everything else exactly."""
-    if isinstance(expected, dict) and isinstance(got, dict):
-        assert got.keys() == expected.keys(), where
-        for key in expected:
-            close(got[key], expected[key], f"{where}.{key}")
-    elif isinstance(expected, list) and isinstance(got, list):
-        assert len(got) == len(expected), where
-        for number, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
-            close(mine, theirs, f"{where}[{number}]")
-    elif isinstance(expected, float):
-        assert got == pytest.approx(expected, abs=0.1 if abs(expected) > 5 else 2e-3, rel=2e-3), where
-    else:
-        assert got == expected, where
 
 
 @pytest.mark.quick("question_answerer", "image_embedder", "audio_classifier")

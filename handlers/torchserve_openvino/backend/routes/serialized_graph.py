@@ -304,14 +304,14 @@ def mapped_modules(part: Part) -> dict[str, str]:
     Raises:
         PlainGraphError: A module holds something that cannot be read.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in sorted(part.op_counts):
         if name.startswith(f"{MODULES}."):
             known = fingerprint(module_of(name))
             if known.unknown:
                 raise PlainGraphError(f"the mapped module {name} holds {known.unknown[0]}")
-            found[name] = known.code
-    return found
+            digests[name] = known.code
+    return digests
 
 
 def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:
@@ -320,13 +320,13 @@ def attributes(graph: GraphModule) -> dict[str, torch.Tensor]:
     Raises:
         PlainGraphError: An attribute is not a tensor, but the nested graph of a higher-order operator.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
         value: Any = getattr(graph, str(node.target), None)
         if not isinstance(value, torch.Tensor):
             raise PlainGraphError(f"the graph's attribute {node.target} is a {type(value).__name__}")
-        found[str(node.target)] = value
-    return found
+        tensors[str(node.target)] = value
+    return tensors
 
 
 # --- the plain-data parts of a stored call: records, fallbacks, and graphs that are built when they are needed ----
