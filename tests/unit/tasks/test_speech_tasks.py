@@ -130,7 +130,6 @@ def posted(worker: Worker, *requests: tuple[dict[str, Any], str]) -> list[Any]:
     return worker.made.handle_rows(worker.handler, rows, headers)
 
 
-@pytest.mark.slow
 def test_openais_form(worker: Worker) -> None:
     ours = worker(FILES[1], *(asked(FILES[1], task="transcribe", return_timestamps=each) for each in (None, True)))
     bare, text, timed = ours[0], ours[1]["text"], ours[2]

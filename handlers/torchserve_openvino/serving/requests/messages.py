@@ -80,6 +80,10 @@ class Request:
         """What follows model and version in its URL, without slashes around it; empty for nothing."""
         return (self.header(PATH_HEADER) or "").strip("/")
 
+    def without_path(self) -> "Request":
+        """Returns the request as if it were sent to the model itself."""
+        return replace(self, headers={key: value for key, value in self.headers.items() if key.lower() != PATH_HEADER})
+
     @property
     def asks_health(self) -> bool:
         """Whether it asks for the worker's health."""

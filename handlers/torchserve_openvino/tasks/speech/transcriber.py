@@ -242,7 +242,9 @@ class Transcriber(RecordingHandler):
             except ItemError as error:
                 answers[index], forms[index] = error, None
         if parameters:
-            transcripts = super()._answered(list(parameters.values()), [requests[index] for index in parameters])
+            # Those in OpenAI's form are in the task's own by now.
+            own = [requests[index].without_path() if index in forms else requests[index] for index in parameters]
+            transcripts = super()._answered(list(parameters.values()), own)
             for index, answer in zip(parameters, transcripts, strict=True):
                 answers[index] = answer
         return [
