@@ -1,6 +1,9 @@
 """Times each task of Hugging Face models against the same handler in eager PyTorch, from request to answer.
 
+Each task has the model-config.yaml that `init` writes for it, so that it runs in the precision that it chooses itself.
+
     python scripts/benchmarks/tasks.py
+    python scripts/benchmarks/tasks.py --precision f32 --only text_classifier
     python scripts/benchmarks/tasks.py --only token_classifier,reranker --runs 50 --random 1000 --json tasks.json
 
 Models have 6 layers, 384 wide, and random weights, but for the embedder, which is all-MiniLM-L6-v2. Texts, pictures and
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,7 +29,9 @@ from benchmarks import output
 from benchmarks.harness import Call, interleave
 from benchmarks.task_cases import CASES, Case, drawn
 from benchmarks.workers import context_for, expect, own_threads
+from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.serving.requests.messages import encoded
+from torchserve_openvino.tasks.catalog import TASKS
 
 EAGER, OURS = "eager", "this package"
 BATCHES = (1, 4)
@@ -38,15 +44,29 @@ SECTIONS = {
 }
 
 
-def started(case: Case, folder: Path, *, compiled: bool) -> tuple[Any, Call]:
+def settings_of(task: str, kind: str, precision: str) -> dict[str, Any]:
+    """The task's ready-made model-config.yaml, for requests of these sizes.
+
+    Args:
+        task: Its name.
+        kind: Of its inputs, as in `Case.kind`.
+        precision: Instead of the template's; empty for that.
+    """
+    settings = yaml.safe_load(templates()[TASKS[task].template].read_text("utf-8"))
+    settings["batchSize"] = max(BATCHES)
+    settings["pt2"]["compile"]["options"]["model_caching"] = False
+    section = settings["handler"]["openvino"]
+    for key, value in SECTIONS.get(kind, {}).items():
+        section[key] = {**section.get(key, {}), **value}
+    if precision:
+        section["precision"] = precision
+    return settings
+
+
+def started(case: Case, folder: Path, settings: dict[str, Any]) -> tuple[Any, Call]:
     """The task's handler, initialized on an unpacked archive, and what gives torch its threads."""
     module, name = case.handler.split(":")
     kind = getattr(importlib.import_module(f"torchserve_openvino.tasks.{module}"), name)
-    settings = {
-        "batchSize": max(BATCHES),
-        "pt2": {"compile": {"enable": compiled, "backend": "openvino"}},
-        "handler": {"openvino": SECTIONS.get(case.kind, {})},
-    }
     context = context_for(folder, settings)
     handler = kind()
     handler.initialize(context)
@@ -75,6 +95,15 @@ def measure(case: Case, eager: Any, ours: Any, threads: dict[str, Call], runs: i
     return found
 
 
+def proof(handler: Any) -> dict[str, Any]:
+    """By what the task's answers were compared with eager PyTorch's, the worst figure, and its bound."""
+    verified = handler.describe_handle()["verify"]
+    measure = verified.get("measure")
+    if measure is None or "worst" not in measure:
+        return {"measure": "largest difference", "worst": verified["max_abs"], "bound": verified["tolerance"]}
+    return {"measure": measure["name"], "worst": measure["worst"], "bound": f"{measure['bound']:g}"}
+
+
 def after_random_sizes(case: Case, handler: Any, count: int) -> int:
     """Sends requests of random sizes; returns how often something was compiled for one."""
     draw = random.Random(1)
@@ -87,6 +116,7 @@ def after_random_sizes(case: Case, handler: Any, count: int) -> int:
 def main(
     only: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(CASES)}")] = ",".join(CASES),
     runs: Annotated[int, typer.Option(help="Measured turns.", min=5)] = 30,
+    precision: Annotated[str, typer.Option(help="Of all tasks; by default what each template says: auto.")] = "",
     randoms: Annotated[int, typer.Option("--random", help="Requests of random sizes for each task.", min=0)] = 100,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
 ) -> None:
@@ -99,11 +129,19 @@ def main(
         with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
             folder = Path(place)
             case.save(folder)
-            (eager, all_cores), (ours, few) = (started(case, folder, compiled=compiled) for compiled in (False, True))
+            plain = {
+                "batchSize": max(BATCHES),
+                "pt2": {"compile": {"enable": False}},
+                "handler": {"openvino": SECTIONS.get(case.kind, {})},
+            }
+            eager, all_cores = started(case, folder, plain)
+            ours, few = started(case, folder, settings_of(name, case.kind, precision))
             summary = ours.report.summary
             row: dict[str, Any] = {
                 "task": name,
                 "model": case.model or "all-MiniLM-L6-v2",
+                "precision": summary.precision,
+                **proof(ours),
                 "coverage": summary.coverage,
                 "fallbacks": summary.fallbacks,
                 **measure(case, eager, ours, {EAGER: all_cores, OURS: few}, runs),
@@ -111,18 +149,19 @@ def main(
             row["requests"] = randoms
             row["compiles_after_ready"] = after_random_sizes(case, ours, randoms)
         found.append(row)
-    columns = ["task", "model", "coverage", "fallbacks"]
+    columns = ["task", "model", "precision", "measure", "worst", "bound", "coverage", "fallbacks"]
     columns += [f"{what}, batch {size}" for size in BATCHES for what in ("eager ms", "ms", "x")]
     columns.append("compiled after READY")
     cells = [
         (
-            row["task"], row["model"], f"{row['coverage']:.1%}", str(row["fallbacks"]),
+            row["task"], row["model"], row["precision"], row["measure"], f"{row['worst']:.6g}", row["bound"],
+            f"{row['coverage']:.1%}", str(row["fallbacks"]),
             *(f"{row[f'batch {size}'][key]:.2f}" for size in BATCHES for key in ("eager_ms", "ours_ms", "speedup")),
             f"{row['compiles_after_ready']} of {row['requests']}",
         )
         for row in found
     ]  # fmt: skip
-    out.print(output.table("Tasks, request to answer, f32", columns, cells, left=2))
+    out.print(output.table("Tasks, request to answer", columns, cells, left=4))
     output.write_json(json_path, {"results": found})
 
 

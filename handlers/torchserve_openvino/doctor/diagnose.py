@@ -18,7 +18,7 @@ from torchserve_openvino.doctor.rewrites import steps_for_break
 from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
-from torchserve_openvino.serving.verification.verify import judge
+from torchserve_openvino.serving.verification.judge import Judge
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:
@@ -75,7 +75,9 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
 def _comparison(measured: Measured, section: VerifySection) -> dict[str, Any]:
     """Compares the answer with eager's as a worker would, with the limits of the YAML."""
     precision = str(measured.report["summary"]["precision"]) or "f32"
-    differences = judge(output_tensors(measured.got), output_tensors(measured.expected), precision, section, [])
+    differences = (
+        Judge(precision, section).judge(output_tensors(measured.got), output_tensors(measured.expected)).problems
+    )
     return {
         "verdict": "; ".join(text.lstrip(",: ") for text in differences),
         "max_abs": json_number(largest_difference(measured.got, measured.expected)),

@@ -25,6 +25,7 @@ from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes.input_spec import Signature
 from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.serving.shapes.warmup import Case, warm_up
+from torchserve_openvino.serving.verification.judge import Judge
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Prepared:
         cases: Calls that were run before READY; empty where nothing is known about the inputs.
         signatures: Compiled shapes.
         closed: Whether the same graphs serve no other shapes.
+        judge: Judges answers as verification did; None where it compared nothing.
         memory: Memory before and after the eager weights were freed; empty where they were not.
     """
 
@@ -45,6 +47,7 @@ class Prepared:
     cases: list[Case]
     signatures: list[Signature]
     closed: bool = False
+    judge: Judge | None = None
     memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property

@@ -38,12 +38,18 @@ class Modes:
         Many handlers forget `torch.no_grad`, although no gradients of their answers are used.
         """
         current = cls.now()
-        return replace(current, grad=current.grad and any(tensor.requires_grad for tensor in output_tensors(inputs)))
+        if not current.grad or any(tensor.requires_grad for tensor in output_tensors(inputs)):
+            return current
+        return replace(current, grad=False)
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Runs the context in these modes."""
         enabled = self.autocast is not None
+        if not enabled and not torch.is_autocast_enabled("cpu"):
+            with torch.inference_mode(False), torch.set_grad_enabled(self.grad):
+                yield
+            return
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(self.grad),

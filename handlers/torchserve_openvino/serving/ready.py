@@ -17,6 +17,7 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.metric_sink import MetricSink
 from torchserve_openvino.serving.requests.phases import RequestTimes
 from torchserve_openvino.serving.siblings import Board
+from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.shadow import Shadow
 from torchserve_openvino.serving.verification.yielding_mode import why_not
 
@@ -195,9 +196,10 @@ def shadow_for(
     if reason:
         logger.warning("verify.shadow is off: %s", reason)
         report.tracker.add_note(f"verify.shadow is off: {reason}")
-    precision = report.summary.precision or "f32"
+    judge = prepared.judge if prepared is not None else None
+    judge = judge or Judge(report.summary.precision or "f32", section)
     ran = prepared is not None and bool(prepared.cases)
-    shadow = Shadow(eager, section, precision, reason_against=reason, ran=ran, facts={"model": name, **versions()})
+    shadow = Shadow(eager, section, judge, reason_against=reason, ran=ran, facts={"model": name, **versions()})
     if prepared is not None:
         prepared.model.shadow = shadow
     return shadow

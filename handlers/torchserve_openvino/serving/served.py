@@ -10,9 +10,10 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.spec import plain_leaves
 from torchserve_openvino.errors import ItemError, OutsideDeclaredError, first_line
 from torchserve_openvino.serving.modes import Modes
-from torchserve_openvino.serving.requests.batching import RowRunner
+from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.phases import measured_inference
 from torchserve_openvino.serving.requests.streams import Streams
@@ -49,6 +50,7 @@ class ServedModel:
 
     Attributes:
         sizes: As above; empty where each batch runs at its own size.
+        overhead: What a call costs beside its rows, in the units of the named dimensions, such as tokens.
         shadow: Picks answered calls to run again later; set once the worker is READY.
     """
 
@@ -70,6 +72,7 @@ class ServedModel:
         self.compiled = compiled
         self.inputs = inputs
         self.sizes = tuple(sizes or ())
+        self.overhead = UNKNOWN_OVERHEAD
         self.facts = facts
         self.counters = counters or Counters()
         self.shadow: Shadow | None = None
@@ -125,7 +128,8 @@ class ServedModel:
             vars(error)[_REJECTION] = text
 
     def _called(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        if any(tensor.is_inference() for tensor in output_tensors((args, kwargs))):
+        leaves = plain_leaves(args, kwargs)
+        if any(tensor.is_inference() for tensor in (output_tensors((args, kwargs)) if leaves is None else leaves)):
             args, kwargs = pytree.tree_map_only(torch.Tensor, ordinary, (args, kwargs))
         with torch.inference_mode(False), eager_watch.compiled():
             fitted = self.fit(args, kwargs)

@@ -1,7 +1,7 @@
 """The base of tasks for Hugging Face models: from a folder of `save_pretrained` to answers, without user code."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.loading.archive import has_f32
 from torchserve_openvino.serving.loading.labels import LABELS, read_labels
 from torchserve_openvino.serving.requests.batch_answer import AnswerList
+from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, cheapest_groups
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.tasks.catalog import TASKS, Task, loader_of
@@ -129,6 +130,28 @@ class HubHandler(ItemHandler):
         """Returns the largest body in bytes, and the most inputs in one request."""
         section = self._openvino.config.openvino.text
         return section.max_bytes, section.max_inputs
+
+    @property
+    def joins(self) -> bool:
+        """Whether rows may share a call of the model."""
+        served = self._openvino.served
+        return served is None or served.joins
+
+    def groups(self, rows: Sequence[Sized], lengths: Sequence[int]) -> list[list[int]]:
+        """Groups rows of different lengths, which may be padded, into calls of the model.
+
+        Args:
+            rows: Token sequences, or anything else of different lengths.
+            lengths: Compiled lengths, ascending.
+
+        Returns:
+            Positions in ``rows`` of each call.
+        """
+        if not self.joins:
+            return [[position] for position in range(len(rows))]
+        served = self._openvino.served
+        sizes, overhead = (served.sizes, served.overhead) if served is not None else ((), UNKNOWN_OVERHEAD)
+        return cheapest_groups(rows, lengths, sizes, overhead)
 
     def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         if requests[0].envelope is None:

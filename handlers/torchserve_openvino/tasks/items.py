@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchserve_openvino.backend import eager_watch
+from torchserve_openvino.backend.runtime.compare import is_finite
 from torchserve_openvino.errors import (
     ForbiddenFallbackError,
     InexactValueError,
@@ -206,7 +207,7 @@ class ItemHandler(TaskHandler):
         if self._openvino.config.openvino.outputs.non_finite == "allow":
             return
         for index, tensor in enumerate(tensors):
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            if tensor.is_floating_point() and not is_finite(tensor):
                 raise NonFiniteOutputError(f"output {index} holds NaN or infinity for this input")
 
 

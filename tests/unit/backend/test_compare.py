@@ -12,6 +12,7 @@ from torchserve_openvino.backend.runtime.compare import (
     RELATIVE_TOLERANCE,
     SMALLEST_SCALE,
     difference,
+    is_finite,
     largest_allowed,
     largest_difference,
     output_tensors,
@@ -154,3 +155,14 @@ def test_reordered_keeps_shapes_types_structure_and_grad() -> None:
     assert reordered(((torch.ones(3), 2), {})) is None
     assert reordered(torch.eye(2).to_sparse()) is None
     assert reordered(((torch.eye(3).to_sparse(),), {})) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_that_is_not_finite_is_seen(dtype, bad) -> None:
+    values = torch.randn(7, 1001).to(dtype)
+    assert is_finite(values) and is_finite(values[:0]) and is_finite(torch.zeros((), dtype=dtype))
+    for place in (0, 500, 1000):
+        worse = values.clone()
+        worse[3, place] = bad
+        assert not is_finite(worse) and not is_finite(worse.T) and is_finite(worse[4:])

@@ -1,17 +1,21 @@
 """`precision: auto` judges narrower precisions by what a task's users read, with bounds that the YAML can set."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from serving_worker import WARMUP, save_weights
 
+from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving import precision, trial
+from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.measures import (
     Cosine,
     Detections,
     Independent,
+    Judged,
     Measure,
     Relative,
     Similarities,
@@ -71,8 +75,22 @@ LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.30, 0.29, 0.0]])
     ],
 )
 def test_a_measure_judges_what_users_read(measure, got, expected, problem) -> None:
-    said = measure.problem(got, expected)
+    worst, said = measure.judge_output(got, expected)
     assert problem in said and bool(said) == bool(problem)
+    assert (worst is None) == (not expected.numel())
+
+
+def test_the_worst_figure_of_an_answer_is_that_of_its_worst_output() -> None:
+    good, bad = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.1]])
+    judged = Cosine().judge([good, bad, good], [good, good, good])
+    assert judged.worst == pytest.approx(1 / 1.01**0.5)
+    assert len(judged.problems) == 1 and ", output 1: " in judged.problems[0]
+    nan = torch.full((1, 2), float("nan"))
+    assert math.isnan(Cosine().judge([bad, nan], [good, good]).worst)
+    assert math.isnan(Cosine().judge([nan, bad], [good, good]).worst)
+    assert Top1().judge([good * 2, good], [good, good]).worst == pytest.approx(0.119203, rel=1e-4)
+    # Integers and outputs of another shape are not judged here.
+    assert Relative().judge([good.int(), good[0]], [good.int(), good]) == Judged()
 
 
 BOXES = torch.tensor([[[0.5, 0.5, 0.2, 0.2], [0.2, 0.3, 0.1, 0.1], [0.8, 0.8, 0.1, 0.3]]])
@@ -101,14 +119,21 @@ SHIFT = torch.tensor([0.05, 0.0, 0.0, 0.0])
     ],
 )
 def test_detections_are_judged_by_label_place_and_score(logits, boxes, wrong) -> None:
-    said = Detections(has_no_object=True).problems([logits, boxes], [OBJECTS, BOXES])
+    said = Detections(has_no_object=True).judge([logits, boxes], [OBJECTS, BOXES]).problems
     assert wrong in "".join(said) and bool(said) == bool(wrong)
 
 
 def test_detections_of_sigmoids_have_no_class_for_nothing() -> None:
     sigmoids = OBJECTS - 3.0
-    assert not Detections().problems([sigmoids, BOXES], [sigmoids, BOXES])
-    assert "image 0: lacks 1" in Detections().problems([sigmoids - torch.eye(3)[2], BOXES], [sigmoids, BOXES])[0]
+    assert Detections().judge([sigmoids, BOXES], [sigmoids, BOXES]) == Judged(0.0, (), frozenset({0, 1}))
+    judged = Detections().judge([sigmoids - torch.eye(3)[2], BOXES], [sigmoids, BOXES])
+    assert "image 0: lacks 1" in judged.problems[0]
+    # The score of the third object, a sigmoid of 3, becomes that of 2.
+    assert judged.worst == pytest.approx(torch.tensor([3.0, 2.0]).sigmoid().diff().abs().item())
+
+
+def test_detections_without_any_object_have_no_figure() -> None:
+    assert Detections().judge([OBJECTS - 20.0, BOXES], [OBJECTS - 20.0, BOXES]) == Judged()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +148,7 @@ def test_detections_of_sigmoids_have_no_class_for_nothing() -> None:
     ],
 )
 def test_a_ranking_keeps_its_clear_order_and_its_scores(got, expected, problem) -> None:
-    said = Independent().problem(torch.tensor(got), torch.tensor(expected))
+    _, said = Independent().judge_output(torch.tensor(got), torch.tensor(expected))
     assert problem in said and bool(said) == bool(problem)
 
 
@@ -132,19 +157,46 @@ def test_vectors_are_judged_by_the_probabilities_of_labels() -> None:
     vectors, labels = (torch.nn.functional.normalize(torch.randn(n, 512), dim=-1) for n in (4, 6))
     # The cosine with eager's vector is 0.9998, which a bound on the cosine would accept.
     moved = torch.nn.functional.normalize(vectors + 0.02 * labels[0], dim=-1)
-    assert not Cosine().problem(moved, vectors)
-    assert "probability" in Similarities(references=labels, scale=100.0).problem(moved, vectors)
-    assert not Similarities(references=labels, scale=1.0).problem(moved, vectors)
-    assert "score" in Similarities(references=labels, scale=100.0, independent=True).problem(moved, vectors)
-    assert not Similarities(references=labels, scale=100.0).problem(vectors + 1e-5, vectors)
+    assert not Cosine().judge_output(moved, vectors)[1]
+    assert "probability" in Similarities(references=labels, scale=100.0).judge_output(moved, vectors)[1]
+    assert not Similarities(references=labels, scale=1.0).judge_output(moved, vectors)[1]
+    assert "score" in Similarities(references=labels, scale=100.0, independent=True).judge_output(moved, vectors)[1]
+    assert not Similarities(references=labels, scale=100.0).judge_output(vectors + 1e-5, vectors)[1]
+
+
+FLAT = torch.tensor([[0.010, 0.012, 0.011]])
+
+
+def test_logits_near_zero_are_judged_by_their_probabilities() -> None:
+    moved, section = FLAT + torch.tensor([[0.002, -0.002, 0.0]]), VerifySection()
+    assert Judge("bf16", section).judge([moved], [FLAT]).problems
+    for must_meet in (True, False):
+        verdict = Judge("bf16", section, Top1(), must_meet).judge([moved], [FLAT])
+        assert not verdict.problems and 0 < verdict.measured < 0.001
+        # What the user sets counts, and what the measure says nothing about.
+        assert Judge("bf16", VerifySection(max_abs=1e-4), Top1(), must_meet).judge([moved], [FLAT]).problems
+        assert Judge("bf16", VerifySection(min_top1=1.0), Top1(), must_meet).judge([moved], [FLAT]).problems
+        second = Judge("bf16", section, Top1(), must_meet).judge([moved, moved], [FLAT, FLAT])
+        assert len(second.problems) == 1 and "output 1" in second.problems[0]
+        # A mean hides a single value that is far away.
+        spike = torch.zeros(1, 1000).index_fill(1, torch.tensor([7]), 5.0)
+        assert Judge("bf16", section, Relative(), must_meet).judge([spike + 1], [torch.ones(1, 1000)]).problems
+
+
+def test_a_stated_precision_need_not_meet_the_measure_if_its_numbers_are_near() -> None:
+    near = LOGITS + torch.tensor([0.0, 0.2, 0.0])
+    chosen, stated = (Judge("bf16", VerifySection(), Top1(), must).judge([near], [LOGITS]) for must in (True, False))
+    assert "probability that differs" in chosen.problems[0] and not stated.problems
+    far = Judge("bf16", VerifySection(), Top1(), False).judge([LOGITS.flip(-1)], [LOGITS])
+    assert "differs by 4" in far.problems[0]
 
 
 def test_the_chosen_precision_meets_the_tasks_measure_and_the_report_says_so(archive, bf16_is_faster) -> None:
     report = started(archive(configured(), weights=save_weights), Classifier)
     choice = report["config"]["precision_choice"]
     assert choice["chosen"] == "bf16" and report["verify"]["passed"]
-    stated = {"name": "probability", "bound": 0.02}
-    assert choice["tried"]["bf16"]["measure"] == stated and report["verify"]["measure"] == stated
+    for stated in (choice["tried"]["bf16"]["measure"], report["verify"]["measure"]):
+        assert stated["name"] == "probability" and stated["bound"] == 0.02 and 0 < stated["worst"] <= 0.02
     assert choice["tried"]["f32"]["measure"] is None
 
 

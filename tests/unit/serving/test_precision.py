@@ -288,9 +288,9 @@ def test_a_precision_that_fails_at_a_shape_outside_its_trial_is_replaced_by_the_
     # A batch of 2 is neither the smallest nor the largest, and in bf16 it is wrong.
     compare = verify.compare
 
-    def compared(compiled, eager, cases, *, precision, **settings):
-        result = compare(compiled, eager, cases, precision=precision, **settings)
-        if precision == "bf16" and any(case.name == "batch 2" for case in cases):
+    def compared(compiled, eager, cases, judge, *rest):
+        result = compare(compiled, eager, cases, judge, *rest)
+        if judge.precision == "bf16" and any(case.name == "batch 2" for case in cases):
             result |= {"passed": False, "problems": ["batch 2, random: differs"]}
         return result
 

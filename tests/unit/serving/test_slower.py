@@ -154,7 +154,7 @@ def test_a_small_model_stays_although_a_call_of_openvino_costs_more(archive) -> 
     [(10e-3, 9e-3, True), (10e-3, 11e-3, False), (1e-5, 4e-4, True), (1e-5, 6e-4, False)],
 )
 def test_times_of_the_verification_screen_the_cases(eager, compiled, enough) -> None:
-    assert slower.is_fast_enough(CaseTimes(eager, compiled)) == enough
+    assert slower.is_fast_enough(CaseTimes(eager, compiled, compiled)) == enough
     assert not slower.is_fast_enough(None)
 
 

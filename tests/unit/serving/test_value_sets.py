@@ -13,6 +13,7 @@ from torchserve_openvino.serving.shapes.input_spec import InputSpec, Signature
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.shapes.warmup import Case
+from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.verify import compare
 
 X = InputSpec("x", False, (4,), torch.float32)
@@ -31,7 +32,7 @@ def case(*specs: InputSpec, batch: int = 3, rich: bool = True) -> Case:
 
 
 def run(compiled: Any, eager: Any, *cases: Case, **section: Any) -> dict[str, Any]:
-    return compare(compiled, eager, cases, precision="f32", section=VerifySection(**section))
+    return compare(compiled, eager, cases, Judge("f32", VerifySection(**section)))
 
 
 def kinds(*specs: InputSpec, rich: bool = True) -> dict[str, tuple[Any, ...]]:

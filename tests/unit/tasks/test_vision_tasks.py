@@ -260,4 +260,4 @@ def test_auto_judges_bf16_by_what_users_read(tmp_path, monkeypatch, task) -> Non
     monkeypatch.setattr(precision, "timed_pairs", lambda first, second, seconds: [1.5] * 20)
     worker = started(tmp_path / "archive", task, vision_model(task, tmp_path / "saved"), precision="auto")
     tried = worker.handler.describe_handle()["config"]["precision_choice"]["tried"]["bf16"]
-    assert tried["measure"] == {"name": "probability", "bound": 0.02}
+    assert tried["measure"]["name"] == "probability" and tried["measure"]["bound"] == 0.02

@@ -11,6 +11,7 @@ replaces between calls. If either fails, calls stay guarded, with the reason in 
 """
 
 import enum
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.routes.serialized_graph import tree_to_text
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.backend.spec import is_plain
+from torchserve_openvino.backend.spec import is_plain, plain_leaves
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend.routes.serialized_graph import Blueprint
@@ -245,9 +246,16 @@ def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
 
 
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
-        return [args[0]], None
-    return pytree.tree_flatten((args, kwargs))
+    leaves = plain_leaves(args, kwargs)
+    if leaves is None:
+        return pytree.tree_flatten((args, kwargs))
+    return leaves, None if len(args) == 1 and not kwargs else _spec_of_tensors(len(args), tuple(kwargs))
+
+
+@functools.lru_cache(maxsize=MAX_RECORDED)
+def _spec_of_tensors(positional: int, names: tuple[str, ...]) -> Any:
+    """Returns pytree's spec of a call with so many positional tensors, and one for each name."""
+    return pytree.tree_structure(((0,) * positional, dict.fromkeys(names, 0)))
 
 
 def _same_attributes(changed: Any, before: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from torchserve_openvino.backend.runtime.compare import is_finite
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError, WithheldPictureError
 from torchserve_openvino.generation.images.components import T5_TOKENS, Components, Size
 from torchserve_openvino.generation.images.families import Mode
@@ -206,7 +207,7 @@ def _picture(pixels: torch.Tensor) -> Image.Image:
     Raises:
         BlankPictureError: It holds NaN, or is black all over.
     """
-    if not bool(pixels.isfinite().all()):
+    if not is_finite(pixels):
         raise BlankPictureError(
             "the model made NaN instead of a picture: lower the guidance, or set handler.openvino.precision: f32"
         )

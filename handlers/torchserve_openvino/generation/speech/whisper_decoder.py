@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchserve_openvino.backend.runtime.compare import is_finite
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import NonFiniteOutputError
 from torchserve_openvino.generation.parts import Calls, Part
@@ -163,7 +164,7 @@ class WhisperDecoder:
             until = None if shown is None else shown[:, : memory.length + some.stop - some.start]
             blocks.append(self._step(ids[:, some], positions[:, some], memory, until))
         logits = torch.cat(blocks, dim=1) if len(blocks) > 1 else blocks[0]
-        if not bool(logits.isfinite().all()):
+        if not is_finite(logits):
             raise NonFiniteOutputError("the model's scores are not numbers for this recording")
         return logits
 

@@ -9,6 +9,7 @@ from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
+from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.measures import CaseTimes, Measure, with_bounds
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,11 @@ class Admission:
         report.tracker.verify.state({"skipped": self.skipped}, self._part)
         logger.warning("%s is not verified: %s", name, self.skipped)
 
+    def judge_in(self, precision: str) -> Judge:
+        """Returns what judges answers in a precision."""
+        measure = self._measure if precision in _MEASURED else None
+        return Judge(precision, self._section.verify, measure, must_meet=self._section.precision == "auto")
+
     def compare(
         self, model: Callable[..., Any], report: CompileReport, precision: str | None = None,
         cases: Sequence[Case] | None = None,
@@ -95,13 +101,8 @@ class Admission:
             cases: The calls to compare; by default all.
         """
         own = report.summary.precision
-        used = own if own == "int8" else precision or own or "f32"
-        # A precision that the user states is the user's decision; one that is chosen must not change answers.
-        measure = self._measure if self._section.precision == "auto" and used in _MEASURED else None
-        return verify.compare(
-            model, self._eager, self._cases if cases is None else cases, precision=used,
-            section=self._section.verify, measure=measure, times=self.times,
-        )  # fmt: skip
+        judge = self.judge_in(own if own == "int8" else precision or own or "f32")
+        return verify.compare(model, self._eager, self._cases if cases is None else cases, judge, self.times)
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.

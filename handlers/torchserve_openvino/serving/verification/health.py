@@ -12,7 +12,7 @@ from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.messages import JSON, Request, Response
-from torchserve_openvino.serving.verification.verify import judge
+from torchserve_openvino.serving.verification.judge import Judge
 
 # Bytes of a sample's inputs and outputs that are kept; a larger sample is not run again.
 _MOST_BYTES = 64 << 20
@@ -91,7 +91,7 @@ class Health:
         finally:
             self._report.tracker.ran.clear()
         precision = self._report.summary.precision or "f32"
-        if problems := judge(answer, self._expected, precision, self._section, []):
+        if problems := Judge(precision, self._section).judge(answer, self._expected).problems:
             return f"its warm-up sample ({self._case.name}) is answered wrongly{problems[0]}"
         return None
 

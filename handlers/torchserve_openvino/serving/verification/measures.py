@@ -1,5 +1,6 @@
 """What a task's answer may lose in a narrower precision: a bound on what its users read, not on raw numbers."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,42 +16,79 @@ KEY = "handler.openvino.verify.measure"
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What a measure says of an answer.
+
+    Attributes:
+        worst: The worst figure; None where there is none.
+        problems: What is wrong, as texts to append to the answer's name.
+        outputs: Which outputs it decides about, so that their numbers need not be near.
+    """
+
+    worst: float | None = None
+    problems: tuple[str, ...] = ()
+    outputs: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Measure(ABC):
     """Compares the outputs of a model with eager PyTorch's.
 
     Attributes:
         bound: What the figure may be at worst.
         name: The figure's name, in `verify.measure` and in the report.
+        leading: How many of the first outputs are all that users read of; 0 where the figure is a mean, which hides
+            single values that are wrong.
     """
 
     bound: float
+    leading: int = field(default=1, kw_only=True)
     name: ClassVar[str]
 
     @abstractmethod
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """Returns what is wrong with an output, as a sentence without its subject; empty if nothing is.
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """Returns the worst figure of an output, None where it has none, and what is wrong with it.
 
         Args:
             got: The output.
             expected: Eager PyTorch's, of the same shape and dtype.
+
+        Returns:
+            The figure, and a sentence without its subject; empty if nothing is wrong.
         """
 
-    def problems(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
-        """Returns what is wrong with an answer; by default, each output of floats is judged by itself.
+    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Judged:
+        """Judges an answer; by default, each output of floats by itself.
 
         Args:
             got: The outputs.
             expected: Eager PyTorch's. Outputs of another shape or dtype are not judged here.
         """
-        found = []
+        worst, problems, outputs = None, [], []
         for index, (a, b) in enumerate(zip(got, expected, strict=False)):
-            if a.shape == b.shape and a.is_floating_point() and b.is_floating_point() and (text := self.problem(a, b)):
-                found.append(f", output {index}: {text}")
-        return found
+            if a.shape == b.shape and a.is_floating_point() and b.is_floating_point():
+                figure, text = self.judge_output(a, b)
+                worst = self.worse(worst, figure)
+                problems += [f", output {index}: {text}"] if text else []
+                outputs += [index] if figure is not None and index < self.leading else []
+        return Judged(worst, tuple(problems), frozenset(outputs))
 
-    def described(self) -> dict[str, Any]:
-        """Returns the measure for the report, JSON-safe."""
-        return {"name": self.name, "bound": self.bound}
+    @classmethod
+    def worse(cls, first: float | None, second: float | None) -> float | None:
+        """Returns the worse of two figures; NaN is the worst."""
+        return max((each for each in (first, second) if each is not None), key=cls._badness, default=None)
+
+    @staticmethod
+    def _badness(figure: float) -> float:
+        return float("inf") if math.isnan(figure) else figure
+
+    def described(self, worst: float | None = None) -> dict[str, Any]:
+        """Returns the measure for the report, JSON-safe.
+
+        Args:
+            worst: The worst figure of all answers; None before there is one.
+        """
+        return {"name": self.name, "bound": self.bound, **({"worst": worst} if worst is not None else {})}
 
 
 @dataclass(frozen=True)
@@ -65,23 +103,24 @@ class Top1(Measure):
     axis: int = -1
     name = "probability"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """See `Measure.problem`."""
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """See `Measure.judge_output`."""
         a, b = self._probabilities(got), self._probabilities(expected)
         if not b.numel() or b.shape[self.axis] < 2:
             # Probabilities of one class are all 1; the numeric tolerance decides alone.
-            return ""
+            return None, ""
         if not torch.equal(a.isnan(), b.isnan()):
-            return "has NaN at different positions"
+            return math.nan, "has NaN at different positions"
         a, b = a.nan_to_num(0.0), b.nan_to_num(0.0)
         worst = float((a - b).abs().max())
         if worst > self.bound:
-            return f"has a probability that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
+            return worst, f"has a probability that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
         first, second = b.topk(2, dim=self.axis).values.unbind(self.axis)
         moved = (a.argmax(self.axis) != b.argmax(self.axis)) & (first - second > self.bound)
         if moved.any():
-            return f"has another first class in {int(moved.sum())} of {moved.numel()} rows where eager's is clear"
-        return ""
+            clear = f"{int(moved.sum())} of {moved.numel()} rows where eager's is clear"
+            return worst, f"has another first class in {clear}"
+        return worst, ""
 
     def _probabilities(self, output: torch.Tensor) -> torch.Tensor:
         wide = widened(output)
@@ -99,18 +138,22 @@ class Cosine(Measure):
     bound: float = 0.999
     name = "cosine"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """See `Measure.problem`."""
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """See `Measure.judge_output`."""
         a, b = widened(got), widened(expected)
         if not b.numel():
-            return ""
+            return None, ""
         # Two vectors of zeros are equal, but have no direction.
         same = (a == b).all(-1)
         cosine = torch.where(same, 1.0, torch.nn.functional.cosine_similarity(a, b, dim=-1, eps=1e-30))
         worst = float(cosine.min())
         if not worst >= self.bound:
-            return f"has a row of cosine {worst:.6f}, less than {KEY}.{self.name} {self.bound:g}"
-        return ""
+            return worst, f"has a row of cosine {worst:.6f}, less than {KEY}.{self.name} {self.bound:g}"
+        return worst, ""
+
+    @staticmethod
+    def _badness(figure: float) -> float:
+        return float("inf") if math.isnan(figure) else -figure
 
 
 @dataclass(frozen=True)
@@ -118,18 +161,19 @@ class Relative(Measure):
     """Differences are small in the mean, relative to eager's mean."""
 
     bound: float = 0.01
+    leading: int = field(default=0, kw_only=True)
     name = "relative"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """See `Measure.problem`."""
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """See `Measure.judge_output`."""
         a, b = widened(got), widened(expected)
         if not b.numel() or torch.equal(a, b):
-            return ""
+            return (0.0 if b.numel() else None), ""
         scale = float(b.abs().mean())
         error = float((a - b).abs().mean()) / scale if scale else float("inf")
         if not error <= self.bound:
-            return f"differs by {error:.3g} of its mean, more than {KEY}.{self.name} {self.bound:g}"
-        return ""
+            return error, f"differs by {error:.3g} of its mean, more than {KEY}.{self.name} {self.bound:g}"
+        return error, ""
 
 
 @dataclass(frozen=True)
@@ -143,20 +187,20 @@ class Independent(Measure):
     bound: float = 0.02
     name = "probability"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """See `Measure.problem`."""
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """See `Measure.judge_output`."""
         a, b = widened(got), widened(expected)
         if not b.numel():
-            return ""
+            return None, ""
         worst = float((a.sigmoid() - b.sigmoid()).abs().max())
         if not worst <= self.bound:
-            return f"has a score that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
+            return worst, f"has a score that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
         a, b = (each.reshape(len(each), -1) if each.dim() else each.reshape(1, 1) for each in (a, b))
         before, after = b[:, None] - b[None], a[:, None] - a[None]
         moved = (before > 4 * self.bound) & (after <= 0)
         if moved.any():
-            return f"orders {int(moved.sum())} pair(s) of rows in another way where eager's order is clear"
-        return ""
+            return worst, f"orders {int(moved.sum())} pair(s) of rows in another way where eager's order is clear"
+        return worst, ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +221,12 @@ class Similarities(Measure):
     independent: bool = False
     name = "probability"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """See `Measure.problem`."""
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
+        """See `Measure.judge_output`."""
         if not expected.numel() or not len(self.references):
-            return ""
+            return None, ""
         a, b = (widened(each) @ widened(self.references).mT * self.scale + self.bias for each in (got, expected))
-        return Independent(self.bound).problem(a, b) if self.independent else Top1(self.bound).problem(a, b)
+        return (Independent if self.independent else Top1)(self.bound).judge_output(a, b)
 
 
 @dataclass(frozen=True)
@@ -199,27 +243,29 @@ class Detections(Measure):
     least_score: float = 0.1
     overlap: float = 0.9
     has_no_object: bool = False
+    leading: int = field(default=2, kw_only=True)
     name = "probability"
 
-    def problem(self, got: torch.Tensor, expected: torch.Tensor) -> str:
+    def judge_output(self, got: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, str]:
         """Returns nothing: labels and boxes can only be judged together."""
-        return ""
+        return None, ""
 
-    def problems(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> list[str]:
+    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Judged:
         """Judges logits ``[batch, queries, classes]`` with boxes ``[batch, queries, 4]``: center, width, height."""
         same = len(got) == len(expected) >= 2 and all(a.shape == b.shape for a, b in zip(got, expected, strict=True))
         if not same:
-            return []
-        found = []
+            return Judged()
+        worst, problems = None, []
         for row, (a, b) in enumerate(zip(self._objects(*got[:2]), self._objects(*expected[:2]), strict=True)):
             # The detections of one must be among those of the other, whose scores may be lower by the bound.
-            missing, added = self._unmatched(b, a), self._unmatched(a, b)
+            (missing, less), (added, more) = self._compared(b, a), self._compared(a, b)
+            worst = self.worse(worst, self.worse(less, more))
             if missing or added:
-                found.append(
+                problems.append(
                     f", image {row}: lacks {missing} of eager's objects, and has {added} others (same label, "
                     f"overlap of at least {self.overlap:g}, {KEY}.{self.name} {self.bound:g})"
                 )
-        return found
+        return Judged(worst, tuple(problems), frozenset(range(self.leading)) if worst is not None else frozenset())
 
     def _objects(self, logits: torch.Tensor, boxes: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         wide = widened(logits)
@@ -228,14 +274,16 @@ class Detections(Measure):
         corners = torch.cat([center - size / 2, center + size / 2], -1)
         return [(*score.max(-1), box) for score, box in zip(scores, corners, strict=True)]
 
-    def _unmatched(self, some: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> int:
-        """Returns how many of some clear objects have no match among the others."""
+    def _compared(self, some: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> tuple[int, float | None]:
+        """Returns how many of some clear objects have no match among the others, and by how much scores differ most."""
         scores, labels, boxes = some
         clear = scores >= self.least_score
-        near = (scores[clear, None] - others[0][None]).abs() <= self.bound
-        fits = (labels[clear, None] == others[1][None]) & near & (_overlaps(boxes[clear], others[2]) >= self.overlap)
-        # NaN is no match.
-        return int((~fits.any(-1)).sum()) + int(scores.isnan().sum() != others[0].isnan().sum())
+        same = (labels[clear, None] == others[1][None]) & (_overlaps(boxes[clear], others[2]) >= self.overlap)
+        # A score differs by 1 at most, so that this is no match; neither is NaN.
+        apart = (scores[clear, None] - others[0][None]).abs().where(same, 1.0).nan_to_num(1.0)
+        nearest = apart.amin(-1) if apart.numel() else apart.new_ones(len(apart))
+        unmatched = int((nearest > self.bound).sum()) + int(scores.isnan().sum() != others[0].isnan().sum())
+        return unmatched, float(nearest.max()) if len(nearest) else None
 
 
 def _overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -278,11 +326,15 @@ class CaseTimes:
     Attributes:
         eager: Seconds of the fastest call in eager PyTorch.
         compiled: Seconds of the slowest call of the compiled model.
+        fastest: Seconds of its fastest call.
     """
 
     eager: float
     compiled: float
+    fastest: float
 
     def merged(self, other: "CaseTimes") -> "CaseTimes":
         """Returns the times of both."""
-        return CaseTimes(min(self.eager, other.eager), max(self.compiled, other.compiled))
+        return CaseTimes(
+            min(self.eager, other.eager), max(self.compiled, other.compiled), min(self.fastest, other.fastest)
+        )

@@ -26,6 +26,7 @@ from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.serving.loading.files import private_folder
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.verification.judge import Judge, Verdict
 from torchserve_openvino.serving.verification.sampling import (
     Sample,
     Sampler,
@@ -34,7 +35,6 @@ from torchserve_openvino.serving.verification.sampling import (
     tensor_bytes,
     weight_versions,
 )
-from torchserve_openvino.serving.verification.verify import judge
 from torchserve_openvino.serving.verification.yielding_mode import IdleGate, ShuttingDownError, Unrepeatable, run_again
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Shadow:
     Args:
         eager: The model in PyTorch.
         section: ``handler.openvino.verify``.
-        precision: The device's inference precision; decides the tolerance.
+        judge: Judges each answer.
         reason_against: Why this model can't be run again; nothing is picked then.
         ran: Whether the model is known to run in eager PyTorch, so that an exception there counts as a mismatch.
         facts: Stored with each mismatch.
@@ -70,7 +70,7 @@ class Shadow:
         self,
         eager: Callable[..., Any],
         section: VerifySection,
-        precision: str,
+        judge: Judge,
         *,
         reason_against: str = "",
         ran: bool = False,
@@ -79,7 +79,7 @@ class Shadow:
         self.quiet = IdleGate()
         self.on_mismatch: Callable[[str], None] = lambda problem: None
         self.on_change: Callable[[], None] = lambda: None
-        self._eager, self._section, self._precision = eager, section, precision
+        self._eager, self._section, self._judge = eager, section, judge
         self._facts = facts or {}
         self._sampler = Sampler(section.shadow)
         self._folder = MismatchFolder(Path(section.keep_mismatches)) if section.keep_mismatches else None
@@ -201,13 +201,13 @@ class Shadow:
         self._compare(sample, expected, error)
 
     def _compare(self, sample: Sample, expected: list[torch.Tensor], error: Exception | None) -> None:
-        outputs: list[dict[str, float | None]] = []
         if error is None:
-            problems = judge(sample.output, expected, self._precision, self._section, outputs)
+            verdict = self._judge.judge(sample.output, expected)
         else:
-            problems = [f": eager PyTorch raises {type(error).__name__} but an answer was sent: {error}"]
+            verdict = Verdict([f": eager PyTorch raises {type(error).__name__} but an answer was sent: {error}"])
+        problems = verdict.problems
         # An output of another shape has no numeric difference.
-        figures = [output.get("max_abs", math.inf) for output in outputs] or ([math.inf] if problems else [0.0])
+        figures = [output.get("max_abs", math.inf) for output in verdict.outputs] or ([math.inf] if problems else [0.0])
         try:
             if problems:
                 self.on_mismatch(self._reported(sample, expected, problems))
@@ -228,7 +228,7 @@ class Shadow:
             self._logged.add(digest)
         logger.warning("verify.shadow: an answer that was sent differs from eager PyTorch's: %s", problem)
         if self._folder is not None:
-            facts = {**self._facts, "precision": self._precision, "problems": problems}
+            facts = {**self._facts, "precision": self._judge.precision, "problems": problems}
             modes = {"inference_mode": sample.inference, "grad": sample.grad, "autocast": str(sample.autocast or "")}
             reason = self._folder.keep(digest, sample.inputs, sample.output, expected, {**facts, "modes": modes})
             if reason:

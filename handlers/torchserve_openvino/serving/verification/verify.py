@@ -1,7 +1,6 @@
 """Compares the compiled model's answers with eager PyTorch's, output by output."""
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.runtime.compare import output_tensors, relative_tolerance, too_far, widened
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.backend.runtime.compare import output_tensors, widened
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.shapes.value_sets import ValueSet
 from torchserve_openvino.serving.shapes.warmup import Case
-from torchserve_openvino.serving.verification.measures import CaseTimes, Measure
+from torchserve_openvino.serving.verification.judge import WORST, Judge, worst_of
+from torchserve_openvino.serving.verification.measures import CaseTimes
 
 # --- checks whether a difference from eager PyTorch is mere rounding, by running eager in another precision -------
 # Where an input is constant, normalisation subtracts nearly equal numbers and divides the remainder by almost zero: the
@@ -91,7 +90,6 @@ def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[t
 
 logger = logging.getLogger(__name__)
 
-WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
 _SHOWN = 20
 
 
@@ -99,18 +97,13 @@ def compare(
     compiled: Callable[..., Any],
     eager: Callable[..., Any],
     cases: Sequence[Case],
-    *,
-    precision: str,
-    section: VerifySection,
-    measure: Measure | None = None,
+    judge: Judge,
     times: dict[str, CaseTimes] | None = None,
 ) -> dict[str, Any]:
     """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
     Args:
-        precision: The device's inference precision; decides the tolerance where ``section.max_abs`` is None.
-        section: Tolerances.
-        measure: What the outputs must meet beside the tolerance; None if nothing.
+        judge: Judges each answer.
         times: Gets the times of each case, by its name.
 
     Returns:
@@ -118,15 +111,14 @@ def compare(
         and ``top1_agreement`` (None where no output has classes); ``outputs`` with these four for each output; and
         ``value_sets``: how many were ``compared``, of which ``kinds``, how many were ``skipped`` and why, and whether
         every case was compared on ``unseen`` values, which its compilation did not see. ``measure`` has the name and
-        the bound of the measure, where there is one.
+        the bound of the measure, where there is one, and its ``worst`` figure.
     """
-    found = _Comparison(compiled, eager, precision, section, measure)
+    found = _Comparison(compiled, eager, judge)
     for position, case in enumerate(cases, 1):
         begin_step("verifying shape", position, len(cases))
         found.run(case)
     if times is not None:
         times.update(found.times)
-    tolerance = f"{relative_tolerance(precision):g} of the largest value ({precision})"
     return {
         "passed": not found.problems,
         "against": "eager",
@@ -138,9 +130,9 @@ def compare(
             "why_skipped": found.skipped[:_SHOWN],
             "unseen": found.unseen,
         },
-        "tolerance": f"max_abs {section.max_abs:g}" if section.max_abs is not None else tolerance,
-        **{name: _worst(name, [output.get(name) for output in found.outputs]) for name in WORST},
-        **({"measure": measure.described()} if measure is not None else {}),
+        "tolerance": judge.tolerance,
+        **{name: worst_of(name, [output.get(name) for output in found.outputs]) for name in WORST},
+        **({"measure": measure.described(found.measured)} if (measure := judge.measure) is not None else {}),
         "outputs": found.outputs,
         "problems": found.problems[:_SHOWN],
     }
@@ -149,22 +141,15 @@ def compare(
 class _Comparison:
     """Runs the comparisons of all cases and collects their results."""
 
-    def __init__(
-        self,
-        compiled: Callable[..., Any],
-        eager: Callable[..., Any],
-        precision: str,
-        section: VerifySection,
-        measure: Measure | None,
-    ) -> None:
-        self._compiled, self._eager = compiled, eager
-        self._precision, self._section, self._measure = precision, section, measure
+    def __init__(self, compiled: Callable[..., Any], eager: Callable[..., Any], judge: Judge) -> None:
+        self._compiled, self._eager, self._judge = compiled, eager, judge
         self._poisoned = getattr(compiled, "poisoned", nullcontext)
         self.outputs: list[dict[str, float | None]] = []
         self.problems: list[str] = []
         self.kinds: Counter[str] = Counter()
         self.skipped: list[str] = []
         self.unseen = True
+        self.measured: float | None = None
         self.times: dict[str, CaseTimes] = {}
 
     def run(self, case: Case) -> None:
@@ -199,53 +184,27 @@ class _Comparison:
                 raise
             self.problems.append(f"{name}: raises {class_and_line(error)}")
             return True
-        seconds = CaseTimes(middle - start, time.perf_counter() - begin)
+        took = time.perf_counter() - begin
+        seconds = CaseTimes(middle - start, took, took)
         self.times[case] = self.times.get(case, seconds).merged(seconds)
-        outputs: list[dict[str, float | None]] = []
-        problems = judge(got, expected, self._precision, self._section, outputs, self._measure)
-        if problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, self._precision):
+        verdict, precision = self._judge.judge(got, expected), self._judge.precision
+        if verdict.problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, precision):
             return self._skip(name, "rounding alone changes eager's answer as much")
+        if self._judge.measure is not None:
+            self.measured = self._judge.measure.worse(self.measured, verdict.measured)
         self.kinds[values.name] += 1
-        self.problems += [f"{name}{text}" for text in problems]
-        for index, figures in enumerate(outputs):
+        self.problems += [f"{name}{text}" for text in verdict.problems]
+        for index, figures in enumerate(verdict.outputs):
             if index == len(self.outputs):
                 self.outputs.append({})
             for figure, value in figures.items():
-                self.outputs[index][figure] = _worst(figure, [self.outputs[index].get(figure), value])
+                self.outputs[index][figure] = worst_of(figure, [self.outputs[index].get(figure), value])
         return True
 
     def _skip(self, name: str, reason: str) -> bool:
         logger.info("Verification: %s is skipped: %s", name, reason)
         self.skipped.append(f"{name}: {reason}")
         return False
-
-
-def judge(
-    got: Sequence[torch.Tensor],
-    expected: Sequence[torch.Tensor],
-    precision: str,
-    section: VerifySection,
-    outputs: list[dict[str, float | None]],
-    measure: Measure | None = None,
-) -> list[str]:
-    """Returns what is wrong with an answer, as texts to append to its name.
-
-    Args:
-        got: The answer's tensors.
-        expected: Those of eager's answer.
-        precision: The device's inference precision.
-        section: Tolerances.
-        outputs: The figures of each output are appended here.
-        measure: What the outputs must meet beside the tolerances.
-    """
-    if len(got) != len(expected):
-        return [f": {len(got)} outputs instead of {len(expected)}"]
-    problems = []
-    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
-        outputs.append({})
-        wrong = _difference(a, b, precision, section, outputs[index])
-        problems += [f", output {index}: {text}" for text in wrong]
-    return problems + (measure.problems(got, expected) if measure is not None else [])
 
 
 def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
@@ -256,66 +215,6 @@ def _says_nothing(expected: Sequence[torch.Tensor], values: ValueSet) -> str:
     if numbers and len(numbers) == len(expected) and all(bool(t.isnan().all()) for t in numbers):
         return "eager answers NaN everywhere"
     return ""
-
-
-def _difference(
-    a: torch.Tensor, b: torch.Tensor, precision: str, section: VerifySection, worst: dict[str, float | None]
-) -> list[str]:
-    """Returns what is wrong with one output, and merges its figures into ``worst``."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return [f"is {list(a.shape)} {a.dtype} instead of {list(b.shape)} {b.dtype}"]
-    figures = _figures(widened(a), widened(b))
-    for name, value in figures.items():
-        worst[name] = _worst(name, [worst.get(name), value])
-    found = []
-    if not torch.equal(a.isnan(), b.isnan()):
-        found.append("has NaN at different positions")
-    if far := too_far(a, b, precision, section.max_abs, figures["max_abs"]):
-        found.append(far)
-    if section.min_cosine is not None and figures["cosine"] < section.min_cosine:
-        found.append(f"has cosine {figures['cosine']:.6f}, less than min_cosine {section.min_cosine:g}")
-    top1 = figures["top1_agreement"]
-    if section.min_top1 is not None and top1 is not None and top1 < section.min_top1:
-        found.append(f"agrees in {top1:.1%} of the largest values, less than min_top1 {section.min_top1:.1%}")
-    return found
-
-
-def _worst(name: str, values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return WORST[name](known) if known else None
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
-
-
-def _finite(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(_flat(tensor), 0.0, 0.0, 0.0)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.max()) if tensor.numel() else 0.0
-
-
-def _figures(a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
-    difference = (a - b).abs()
-    # The largest difference is NaN or infinite if any is; a large answer is then not searched for them again.
-    finite = bool(difference.numel()) and math.isfinite(float(difference.max()))
-    if not finite:
-        same = (a == b) | (a.isnan() & b.isnan())
-        difference = torch.where(same, 0.0, difference)
-    relative = difference / b.abs().clamp_min(1e-6)
-    x, y = (_flat(a), _flat(b)) if finite else (_finite(a), _finite(b))
-    norm = float(x.norm() * y.norm())
-    top1 = None
-    if a.dim() >= 2 and a.shape[-1] > 1 and a.numel() and not a.is_complex():
-        top1 = float((a.argmax(-1) == b.argmax(-1)).double().mean())
-    return {
-        "max_abs": _largest(difference) if finite or bool(difference.isfinite().all()) else float("inf"),
-        "max_rel": _largest(relative) if finite else _largest(_finite(relative)),
-        "cosine": float(x @ y) / norm if norm else 1.0,
-        "top1_agreement": top1,
-    }
 
 
 def failure(result: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
 from torchserve_openvino.tasks.hub import HubHandler, Part
 from torchserve_openvino.tasks.request_body import RequestBody
-from torchserve_openvino.tasks.text.base import by_length, doublings
+from torchserve_openvino.tasks.text.base import doublings
 
 # --- what all audio tasks have in common: how a request brings a recording ----------------------------------------
 
@@ -272,19 +272,22 @@ class AudioHandler(RecordingHandler):
 
     def _run(self, values: Sequence[Recording]) -> Mapping[int, torch.Tensor]:
         logits_by_position: dict[int, torch.Tensor] = {}
-        joins = self._openvino.served is None or self._openvino.served.joins
-        groups = by_length(values, self._grouping()) if joins else ([position] for position in range(len(values)))
         with torch.inference_mode():
-            for group in groups:
+            for group in self._groups(values):
                 logits = self.model(**self._batch([values[position] for position in group]))
                 logits_by_position |= zip(group, logits, strict=True)
         return logits_by_position
 
-    def _grouping(self) -> Sequence[int]:
-        """Returns the lengths up to which recordings share a call; empty where only those of equal length do."""
+    def _groups(self, values: Sequence[Recording]) -> list[list[int]]:
         if self.fixed is not None:
-            return [math.ceil(self.allowed.seconds * self.rate)]
-        return self._openvino.config.openvino.batching.dims[LENGTH] if self.masks else []
+            return self.groups(values, [math.ceil(self.allowed.seconds * self.rate)])
+        if self.masks:
+            return self.groups(values, self._openvino.config.openvino.batching.dims[LENGTH])
+        # Nothing may be padded.
+        alike: dict[int, list[int]] = {}
+        for position, value in enumerate(values):
+            alike.setdefault(len(value) if self.joins else -position, []).append(position)
+        return list(alike.values())
 
     def _batch(self, values: Sequence[Recording]) -> dict[str, torch.Tensor]:
         """Returns the head's inputs for recordings that share a call, padded on the right to the longest."""

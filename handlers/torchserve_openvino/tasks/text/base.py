@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,10 +26,6 @@ from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
 from torchserve_openvino.tasks.standard.form import Counted
 
 # --- token sequences: what the tokenizer makes of texts, and how they become the model's tensors ------------------
-
-
-# What a call of the model costs beside its tokens, in tokens.
-_CALL_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -102,48 +98,6 @@ def tensors(rows: Sequence[Row], names: Sequence[str], pad: int, pad_type: int =
     return inputs
 
 
-def by_length(rows: Sequence[Sized], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Groups rows by the compiled length that they are padded to, so that a short one is not run as a long one.
-
-    Args:
-        rows: Token sequences, or anything else of different lengths.
-        lengths: Compiled lengths, ascending; empty where any length is compiled.
-
-    Yields:
-        Positions in ``rows``.
-    """
-    groups: dict[int, list[int]] = {}
-    for position, row in enumerate(rows):
-        groups.setdefault(_next(lengths, len(row)), []).append(position)
-    yield from groups.values()
-
-
-def fewest_tokens(rows: Sequence[Sized], lengths: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Groups rows into batches so that as little as possible is padding, in length and in number of rows.
-
-    Args:
-        rows: Token sequences of different lengths.
-        lengths: Compiled lengths, ascending; empty where any length is compiled.
-        sizes: Compiled batch sizes, ascending; empty where any size is.
-
-    Returns:
-        Positions in ``rows`` of each batch; the fewest tokens in all, where a batch itself counts as `_CALL_TOKENS`.
-    """
-    order = sorted(range(len(rows)), key=lambda position: len(rows[position]))
-    widths = [_next(lengths, len(rows[position])) for position in order]
-    largest = sizes[-1] if sizes else len(rows)
-    # best[n]: the fewest tokens for the first n rows, and where their last batch begins.
-    best = [(0, 0)]
-    for end in range(1, len(order) + 1):
-        starts = range(max(0, end - largest), end)
-        best.append(min((best[i][0] + _next(sizes, end - i) * widths[end - 1] + _CALL_TOKENS, i) for i in starts))
-    groups, end = [], len(order)
-    while end:
-        groups.append(order[best[end][1] : end])
-        end = best[end][1]
-    return groups
-
-
 def doublings(first: float, limit: float) -> Iterator[float]:
     """Yields ``first``, its doublings, and the middles between them, as long as they lie below a limit."""
     while first < limit:
@@ -151,11 +105,6 @@ def doublings(first: float, limit: float) -> Iterator[float]:
         if 1.5 * first < limit:
             yield 1.5 * first
         first *= 2
-
-
-def _next(sizes: Sequence[int], size: int) -> int:
-    """Returns the compiled size that a size is padded to; the size itself beyond the largest."""
-    return next((each for each in sizes if each >= size), size)
 
 
 # --- the base of the text tasks: tokenizer, lengths, and the way from texts through the model and back ------------
@@ -413,13 +362,11 @@ class TextHandler(HubHandler):
 
     def _run(self, rows: Sequence[Row]) -> list[Outputs]:
         outputs_of_rows: list[Outputs] = [()] * len(rows)
-        joins = self._openvino.served is None or self._openvino.served.joins
-        lengths = self._openvino.config.openvino.batching.dims[LENGTH]
-        sizes = self._openvino.served.sizes if self._openvino.served is not None else ()
-        groups = fewest_tokens(rows, lengths, sizes) if joins else [[position] for position in range(len(rows))]
-        with torch.inference_mode():
-            for group in groups:
-                batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)
+        groups = self.groups(rows, self._openvino.config.openvino.batching.dims[LENGTH])
+        for group in groups:
+            # Tensors made in inference mode would have to be copied (`inputs.ordinary`).
+            batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)
+            with torch.inference_mode():
                 outputs = self.model(**batch)
                 for index, position in enumerate(group):
                     outputs_of_rows[position] = tuple(output[index] for output in outputs)

@@ -78,7 +78,7 @@ class QuestionAnswerer(TextHandler):
 
     def measure(self) -> Measure | None:
         """Returns what answers in a narrower precision must meet."""
-        return Top1()
+        return Top1(leading=2)
 
     def read(self, part: Part) -> Question:
         """Returns a question and its text."""
