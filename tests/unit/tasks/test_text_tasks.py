@@ -393,17 +393,8 @@ def test_rows_of_different_lengths_share_calls_by_what_calls_were_measured_to_ta
     worker = Worker(tmp_path / "archive", TextClassifier, text_model("text_classifier", tmp_path / "saved"), openvino)
     served = worker.handler._openvino.served
     assert served.overhead != UNKNOWN_OVERHEAD, "verification timed calls"
-    runs: list[tuple[int, ...]] = []
-    compiled = served._rows.model
-
-    def run(**inputs: torch.Tensor) -> Any:
-        runs.append(tuple(inputs["input_ids"].shape))
-        return compiled(**inputs)
-
-    served._rows.model = run
-    answers = []
-    for served.overhead, expected in ((0.0, [(1, 64), (1, 16), (1, 16)]), (1e4, [(4, 64)])):
-        runs.clear()
+    rows, answers = [[0] * 12, [0] * 60, [0] * 12], []
+    for served.overhead, calls in ((0.0, [[1], [2], [0]]), (1e4, [[0, 2, 1]])):
+        assert worker.handler.groups(rows, [16, 64]) == calls
         answers.append(worker.one({"inputs": [SHORT, LONG, SHORT]}))
-        assert runs == expected
     close(*answers)
