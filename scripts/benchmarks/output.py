@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from torchserve_openvino.bench.machine import machine
+from torchserve_openvino.serving.threads import usable_cores
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 # Progress goes to stderr, results to stdout.
 progress = Console(stderr=True, highlight=False)
 
@@ -51,6 +56,38 @@ def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
 
     path.write_text(json.dumps({"environment": environment(), **figures}, indent=2, default=str), encoding="utf-8")
     progress.print(f"wrote {path}")
+
+
+def write_section(name: str, lines: Sequence[str], page: Path = PAGE) -> None:
+    """Renews what a benchmark has written into a page, between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+
+    Args:
+        name: The benchmark's file name.
+        lines: Markdown; a line on the machine, the versions and the commit follows.
+        page: The page.
+
+    Raises:
+        ValueError: The page has no such section.
+    """
+    text = page.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} has no section between {begin} and {end}")
+    middle = "\n".join([*lines, "", _measured_on()])
+    page.write_text(f"{before}{begin}\n\n{middle}\n\n{end}{after}", encoding="utf-8")
+    progress.print(f"wrote {page}")
+
+
+def _measured_on() -> str:
+    used = machine(usable_cores())
+    versions = ", ".join(f"{name} {version}" for name, version in used["versions"].items())
+    done = subprocess.run(
+        ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    commit = done.stdout.strip() or "unknown"
+    return f"Measured on {used['processor']}, {used['cores']} cores; {versions}; commit {commit}."
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> list[str]:

@@ -79,7 +79,8 @@ def main(
         int, typer.Option(help="Processes that speak HTTP", min=1)
     ] = Options.litserve_api_servers,
     precision: Annotated[
-        Literal["f32", "bf16"], typer.Option(help="Of ours and of LitServe; the others run in f32")
+        Literal["f32", "bf16", "auto"],
+        typer.Option(help="Of ours and of LitServe; auto: ours decides, LitServe has bf16. The others run in f32"),
     ] = "f32",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here, e.g. serving.png")] = None,

@@ -113,12 +113,35 @@ def after_random_sizes(case: Case, handler: Any, count: int) -> int:
     return int(handler.describe_handle()["serving"]["compiles_after_ready"])
 
 
+def markdown(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of docs/benchmarks.md."""
+    lines = ["| times eager | model | precision | worst, and its bound | batch 1 | batch 4, mixed sizes | ms |"]
+    lines += ["| --- | --- | --- | --- | ---: | ---: | --- |"]
+    for row in rows:
+        one, four = (row[f"batch {size}"] for size in BATCHES)
+        lines.append(
+            f"| {row['task']} | {row['model']} | {row['precision']} "
+            f"| {row['measure']} {row['worst']:.6g}; {row['bound']} "
+            f"| {one['speedup']:.2f} | {four['speedup']:.2f} | {one['ours_ms']:.1f} and {four['ours_ms']:.1f}, eager "
+            f"{one['eager_ms']:.1f} and {four['eager_ms']:.1f} |"
+        )
+    requests = sum(row["requests"] for row in rows)
+    compiled = sum(row["compiles_after_ready"] for row in rows)
+    least, fallbacks = min(row["coverage"] for row in rows), sum(row["fallbacks"] for row in rows)
+    return [
+        *lines, "",
+        f"Least coverage {least:.1%}, {fallbacks} fallbacks; {compiled} compiled in {requests:,} requests of random "
+        "sizes.",
+    ]  # fmt: skip
+
+
 def main(
     only: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(CASES)}")] = ",".join(CASES),
     runs: Annotated[int, typer.Option(help="Measured turns.", min=5)] = 30,
     precision: Annotated[str, typer.Option(help="Of all tasks; by default what each template says: auto.")] = "",
     randoms: Annotated[int, typer.Option("--random", help="Requests of random sizes for each task.", min=0)] = 100,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Renew the table in docs/benchmarks.md.")] = False,
 ) -> None:
     """Times tasks from request to answer."""
     warnings.filterwarnings("ignore")
@@ -163,6 +186,8 @@ def main(
     ]  # fmt: skip
     out.print(output.table("Tasks, request to answer", columns, cells, left=4))
     output.write_json(json_path, {"results": found})
+    if write:
+        output.write_section(Path(__file__).name, markdown(found))
 
 
 if __name__ == "__main__":
