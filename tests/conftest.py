@@ -1,5 +1,6 @@
 """For all tests: chooses what runs, drops compiled code, fixes seeds, and finds dispatch modes left active."""
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -80,3 +81,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Handles SIGINT as Python does.
+
+    Where tests run in several processes, or in the background, they ignore it, and so does what they start.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -178,12 +178,8 @@ def test_traps_are_rejected_before_any_server(tmp_path: Path, scratch: Path, net
         assert reasons and all(re.search("differ|wrong answer", reason) for reason in reasons), reasons
 
 
-def _takes_interrupts() -> None:
-    """A shell that starts the tests in the background lets them ignore interrupts, and what they start inherits that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("until", "code"), [("loading f32", 1), ("once more, at", 0)], ids=["first stage", "servers"])
 def test_ctrl_c_leaves_nothing_but_what_is_known(
     tmp_path: Path, network: torch.nn.Module, until: str, code: int
@@ -195,7 +191,6 @@ def test_ctrl_c_leaves_nothing_but_what_is_known(
         process = subprocess.Popen(
             [*command, "--settings", "tune.yaml"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True, env={**os.environ, "TMPDIR": temporary, "TUNED_BY": temporary},
-            preexec_fn=_takes_interrupts,
         )  # fmt: skip
         assert process.stderr is not None
         while until not in (line := process.stderr.readline()):

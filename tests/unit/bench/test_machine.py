@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,14 +23,6 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path) -> None:
     assert container("60000000") == 10_000_000
     assert container("max") > 100_000_000
     assert abs(available_memory(tmp_path / "absent") - psutil.virtual_memory().available) < 2 * 2**30
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Handles SIGINT as Python does; where tests run in several processes, these ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
