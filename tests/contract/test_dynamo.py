@@ -235,6 +235,18 @@ def test_dynamo_takes_recurrent_layers_only_if_it_is_allowed_to() -> None:
         assert {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd} <= kernels.keys()
 
 
+def test_a_convolution_is_traced_for_the_sizes_of_one_of_torchs_kernels() -> None:
+    """Why `kept_whole` suppresses the guards of `_select_conv_backend`: they say nothing about the result."""
+    graphs = []
+    compiled = torch.compile(
+        nn.Conv1d(1, 2, 10, 5), backend=lambda gm, _: graphs.append(gm) or gm.forward, dynamic=True
+    )
+    with torch.no_grad():
+        for samples in (16_000, 20_480, 20_481, 30_000):
+            compiled(torch.zeros(1, 1, samples))
+    assert len(graphs) == 2
+
+
 def test_settings_of_dynamo_belong_to_a_thread() -> None:
     seen = []
     with torch._dynamo.config.patch(allow_rnn=True):

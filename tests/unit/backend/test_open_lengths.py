@@ -6,6 +6,7 @@ import torch
 from openvino import opset13 as ops
 from torch import nn
 
+import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
@@ -142,3 +143,26 @@ def test_a_fixed_length_stays_a_convolution() -> None:
     before = kinds(model)
     multiply_open_lengths(model, PassContext())
     assert kinds(model) == before
+
+
+@pytest.mark.parametrize("kind", ["samples", "pictures"])
+def test_sizes_at_which_torch_takes_another_kernel_trace_nothing_anew(kind) -> None:
+    torch.manual_seed(0)
+    if kind == "samples":
+        model = nn.Sequential(nn.Conv1d(1, 8, 10, 5), nn.ReLU(), nn.Conv1d(8, 4, 3, 2)).eval()
+        shapes = [(1, 1, 16_000), (1, 1, 20_480), (1, 1, 20_481), (1, 1, 64_000), (1, 1, 100)]
+    else:
+        model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+        shapes = [(2, 3, 64, 48), (2, 3, 300, 200), (20, 3, 50, 70), (2, 3, 3, 1000)]
+    compiled = tov.compile(model, dynamic=True)
+    with torch.no_grad():
+        for shape in shapes:
+            values = torch.randn(shape)
+            assert_same(compiled(values), model(values))
+            assert compiled(values).stride() == model(values).stride()
+        assert compiled.report.summary.graphs == 1 and compiled.report.summary.fallbacks == 0
+        # What eager refuses is refused.
+        short = torch.randn(1, 1, 9) if kind == "samples" else torch.randn(2, 4, 64, 48)
+        for each in (model, compiled):
+            with pytest.raises(RuntimeError):
+                each(short)

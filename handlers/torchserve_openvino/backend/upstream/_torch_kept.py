@@ -171,6 +171,24 @@ def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], opaque: Opaque
     return choose
 
 
+@functools.lru_cache(maxsize=1)
+def _ignore_conv_backends() -> None:
+    """Traces convolutions without guards on sizes at which torch would choose another of its own kernels.
+
+    Such as 20,480 samples, where oneDNN begins to pay (tests/contract/test_dynamo.py): each crossing would trace and
+    compile the model again. Another kernel computes the same; only the memory order of its result may be another.
+    """
+    select: Any = torch._C._select_conv_backend
+
+    @functools.wraps(select)
+    def selected(value: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = getattr(getattr(value, "fake_mode", None), "shape_env", None) if _KEEPS_FOR.get() else None
+        with sizes.suppress_guards() if sizes is not None else nullcontext():
+            return select(value, *args, **kwargs)
+
+    torch._C._select_conv_backend = selected
+
+
 @contextmanager
 def kept_whole(
     dynamic: bool | None = None, converter: str = "fx", floats: FloatValues | None = None, selects: bool = False
@@ -185,6 +203,7 @@ def kept_whole(
         floats: As in `constant_floats`; None leaves the decision about floats to Dynamo.
         selects: Whether operators whose result sizes depend on values become part of the graph, instead of breaking it.
     """
+    _ignore_conv_backends()
     token = _KEEPS_FOR.set(converter)
     try:
         constants = constant_floats(floats) if floats is not None else nullcontext()
