@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # Time limit for all candidates together, from the moment when f32 is compiled and verified.
 BUDGET_SECONDS = 20.0
+# A model that takes long to compile in f32 gets so many times that time, so that one candidate is tried.
+TIMES_F32 = 1.5
 # Longest call of a trial in eager PyTorch: a trial makes some 30 calls of each shape.
 CALL_SECONDS = 0.2
 # Sets of values that a trial verifies each of its shapes on.
@@ -88,12 +90,13 @@ def run(
     trials = [precision.TimedPrecision(candidates[0].name, result, coverage=base.report.summary.coverage)]
     # A candidate takes about as long as f32 to compile and verify.
     cost = time.perf_counter() - compiling
-    deadline = time.perf_counter() + BUDGET_SECONDS
+    limit = max(BUDGET_SECONDS, TIMES_F32 * cost)
+    deadline = time.perf_counter() + limit
     not_tried: dict[str, str] = {}
     for candidate in candidates[1:]:
         left = deadline - time.perf_counter()
         if left < cost:
-            not_tried[candidate.name] = _no_time(left, f"compiling and verifying takes about {cost:.1f} s")
+            not_tried[candidate.name] = _no_time(left, limit, f"compiling and verifying takes about {cost:.1f} s")
             continue
         begin = time.perf_counter()
         prepared, result = _compiled(candidate, timed)
@@ -104,7 +107,7 @@ def run(
             pairs = precision.timed_pairs(_calls(base, timed), _calls(prepared, timed), left)
             if len(pairs) < precision.LEAST_PAIRS:
                 why = f"it was timed {len(pairs)} time(s), and {precision.LEAST_PAIRS} are needed"
-                not_tried[candidate.name] = _no_time(left, why)
+                not_tried[candidate.name] = _no_time(left, limit, why)
                 continue
             gain, sure = statistics.median(pairs), precision.sure_median(pairs)
             trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
@@ -126,9 +129,9 @@ def _compiled(candidate: Candidate, cases: Sequence[Case]) -> tuple[Prepared, di
     return prepared, candidate.compare(prepared, cases)
 
 
-def _no_time(left: float, why: str) -> str:
+def _no_time(left: float, limit: float, why: str) -> str:
     return (
-        f"{max(left, 0.0):.1f} s of the {BUDGET_SECONDS:g} s for trials are left: {why}. Set {precision.KEY} to this "
+        f"{max(left, 0.0):.1f} s of the {limit:.3g} s for trials are left: {why}. Set {precision.KEY} to this "
         "precision to serve it without a trial"
     )
 

@@ -264,6 +264,7 @@ def test_without_time_for_another_precision_f32_is_served_and_the_report_says_so
 ) -> None:
     asked = gains(monkeypatch, 2.0)
     monkeypatch.setattr(trials_of, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(trials_of, "TIMES_F32", 0.0)
     made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
     choice = served(made)[0]["config"]["precision_choice"]
     assert choice["chosen"] == "f32" and not asked and set(choice["tried"]) == {"f32"}
@@ -271,6 +272,15 @@ def test_without_time_for_another_precision_f32_is_served_and_the_report_says_so
     assert "handler.openvino.precision" in choice["not_tried"]["bf16"]
     # The decision is stored nevertheless.
     assert served(made)[0]["config"]["precision_choice"]["decided"]
+
+
+def test_a_model_that_takes_long_to_compile_has_time_for_one_trial(archive, has_bf16, monkeypatch) -> None:
+    gains(monkeypatch, 2.0)
+    monkeypatch.setattr(trials_of, "BUDGET_SECONDS", 0.0)
+    # Whatever bf16 takes here.
+    monkeypatch.setattr(trials_of, "TIMES_F32", 1e3)
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
+    assert served(made)[0]["config"]["precision_choice"]["chosen"] == "bf16"
 
 
 def test_timing_ends_with_the_time_limit_and_too_few_pairs_decide_nothing() -> None:

@@ -279,8 +279,8 @@ class OpenVINOSection(Section):
     precision: Literal["f32", "bf16x3", "bf16", "f16", "auto"] = "f32"
     """Precision of computation. `bf16x3` is f32 with products on AMX (docs/verification.md). `auto` takes the fastest
     precision that passes verification and is at least 10 % faster than f32. It tries a few shapes for at most 20 s
-    beyond f32, once per model and machine; all workers and restarts use the result. Another value of
-    `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config` beside it is an error."""
+    beyond f32, or 1.5 times as long as f32 takes, once per model and machine; all workers and restarts use the result.
+    Another value of `INFERENCE_PRECISION_HINT` in `pt2.compile.options.config` beside it is an error."""
     tracing: Boolean = False
     """Whether each request is a span of OpenTelemetry (extra `otel`), with its phases below it; its parent is the one
     that the header `traceparent` names. OpenTelemetry's variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, set the
