@@ -179,13 +179,18 @@ def name_of(thing: Any) -> str:
     return f"{thing.__module__}.{qualname}" if is_library(thing) else str(qualname)
 
 
+_OWN = f"{__name__.partition('.')[0]}."
+
+
 def _is_foreign(item: Any) -> bool:
     """Whether an attribute of an installed module or class is a user's callable that was patched in."""
     if isinstance(item, functools.partial):
         return _is_foreign(item.func)
     item = getattr(item, "__func__", item)
     if isinstance(item, types.FunctionType):
-        return not (_library_code(item) and is_library(item))
+        # What this package itself replaces (`_torch_kept.py`) changes with its version.
+        own = item.__globals__.get("__name__", "").startswith(_OWN)
+        return not own and not (_library_code(item) and is_library(item))
     # An instance of a user's class that defines ``__call__``.
     return not isinstance(item, type) and callable(item) and not is_library(type(item))
 

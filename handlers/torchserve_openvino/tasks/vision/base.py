@@ -255,12 +255,17 @@ def _batch(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
 # --- encodes maps of numbers as PNG in base64, for JSON answers ---------------------------------------------------
 
 
+# zlib's fastest: of a depth map of 800 x 600, 16 bits take 26 ms instead of 70 and 3 % more bytes, 8 bits 7 instead of
+# 31 and 39 % more; all of the model takes 30.
+_COMPRESSION = 1
+
+
 def png(numbers: torch.Tensor) -> str:
     """Returns a greyscale PNG of integers ``[height, width]``, of 8 bits where they fit, otherwise of 16."""
     array = numbers.numpy()
     kind = np.uint8 if array.size == 0 or int(array.max()) < 256 else np.uint16
     buffer = io.BytesIO()
-    Image.fromarray(array.astype(kind)).save(buffer, "PNG")
+    Image.fromarray(array.astype(kind)).save(buffer, "PNG", compress_level=_COMPRESSION)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
