@@ -251,8 +251,6 @@ _ARCHIVES: dict[str, Callable[[Path], Path]] = {
 
 
 def _page(names: list[str], effects: Mapping[str, Mapping[str, Interval | str]]) -> str:
-    used = machine(usable_cores())
-    versions = ", ".join(f"{name} {number}" for name, number in used["versions"].items())
     lines = [
         "# Knobs: what each key does, measured", "",
         "`python scripts/benchmarks/knobs.py --write` writes this page. A figure says how many times as fast calls are",
@@ -260,7 +258,7 @@ def _page(names: list[str], effects: Mapping[str, Mapping[str, Interval | str]])
         "without a server, against f32 on all cores. \"refused\": its answers were not eager PyTorch's, or it is an",
         "error.",
         "`torchserve-openvino tune` measures the same for your archive ([tuning](tuning.md)).", "",
-        f"Measured on {used['processor']}, {used['cores']} cores; {versions}.", "",
+        output.measured_on(), "",
     ]  # fmt: skip
     for knob in KNOBS:
         shown = [name for name in names if name in knob.archives]

@@ -13,9 +13,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torchserve_openvino.bench.machine import machine
-from torchserve_openvino.serving.threads import usable_cores
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 # Progress goes to stderr, results to stdout.
 progress = Console(stderr=True, highlight=False)
@@ -63,7 +60,7 @@ def write_section(name: str, lines: Sequence[str], page: Path = PAGE) -> None:
 
     Args:
         name: The benchmark's file name.
-        lines: Markdown; a line on the machine, the versions and the commit follows.
+        lines: Markdown; `measured_on` follows.
         page: The page.
 
     Raises:
@@ -71,16 +68,20 @@ def write_section(name: str, lines: Sequence[str], page: Path = PAGE) -> None:
     """
     text = page.read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
+    before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
-    if not found or not closed:
+    if not opened or not closed:
         raise ValueError(f"{page} has no section between {begin} and {end}")
-    middle = "\n".join([*lines, "", _measured_on()])
+    middle = "\n".join([*lines, "", measured_on()])
     page.write_text(f"{before}{begin}\n\n{middle}\n\n{end}{after}", encoding="utf-8")
     progress.print(f"wrote {page}")
 
 
-def _measured_on() -> str:
+def measured_on() -> str:
+    """A sentence on the machine, the versions and the commit of what is measured now."""
+    from torchserve_openvino.bench.machine import machine
+    from torchserve_openvino.serving.threads import usable_cores
+
     used = machine(usable_cores())
     versions = ", ".join(f"{name} {version}" for name, version in used["versions"].items())
     done = subprocess.run(

@@ -23,7 +23,6 @@ from torchserve_openvino.serving.observation.observe import Call
 from torchserve_openvino.serving.placement import Placement, stored_placement
 from torchserve_openvino.serving.requests.batching import overhead
 from torchserve_openvino.serving.requests.streams import Streams
-from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
@@ -195,20 +194,17 @@ class Preparation:
             prepared = self._verified(prepared, resolved, is_last)
         stored = None if resolved is None else partial(self._placements, resolved)
         slower.fall_back_to_eager(prepared, self._section, self._admission.times, stored)
-        self._time_calls(prepared.model)
+        self._time_calls(prepared)
         if self._shapes.inputs is not None:
             prepared.report.tracker.set_config("one_graph", self._graph.to_plain())
         return prepared
 
-    def _time_calls(self, model: ServedModel) -> None:
+    def _time_calls(self, prepared: Prepared) -> None:
         """Sets what a call costs beside its rows, from the calls that verification made."""
-        if model.inputs is None or not model.inputs.dims:
-            return
         times = self._admission.times
-        compiled = [case for case in self._shapes.cases if case.compiled_shape and case.name in times]
-        fitted = {case.name: model.inputs.fit(*case.inputs) for case in compiled}
-        model.overhead = overhead(
-            [(call.rows * math.prod(call.sizes.values()), times[name].fastest) for name, call in fitted.items()]
+        calls = [(each, times[str(each)].fastest) for each in prepared.signatures if str(each) in times]
+        prepared.model.overhead = overhead(
+            [(signature.batch * math.prod(signature.dims.values()), seconds) for signature, seconds in calls]
         )
 
     @functools.cached_property

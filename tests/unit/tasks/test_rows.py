@@ -70,8 +70,8 @@ def test_every_row_runs_once_and_no_grouping_by_length_is_cheaper(
 )
 def test_the_overhead_of_a_call_follows_from_times_of_calls(tokens, seconds, calls) -> None:
     values = [rows * length for rows, length in calls]
-    found = overhead([(each, (tokens + each) * seconds) for each in values])
-    assert math.isclose(found, min(tokens, max(values)), rel_tol=1e-3, abs_tol=1e-2)
+    fitted = overhead([(count, (tokens + count) * seconds) for count in values])
+    assert math.isclose(fitted, min(tokens, max(values)), rel_tol=1e-3, abs_tol=1e-2)
 
 
 def test_a_slow_call_among_others_changes_the_overhead_little() -> None:

@@ -189,7 +189,7 @@ def _is_foreign(item: Any) -> bool:
     item = getattr(item, "__func__", item)
     if isinstance(item, types.FunctionType):
         # What this package itself replaces (`_torch_kept.py`) changes with its version.
-        own = item.__globals__.get("__name__", "").startswith(_OWN)
+        own = str(item.__globals__.get("__name__")).startswith(_OWN)
         return not own and not (_library_code(item) and is_library(item))
     # An instance of a user's class that defines ``__call__``.
     return not isinstance(item, type) and callable(item) and not is_library(type(item))

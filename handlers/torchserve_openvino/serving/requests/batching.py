@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -243,22 +244,13 @@ def overhead(calls: Sequence[tuple[int, float]]) -> float:
     Args:
         calls: How many values each call had, rows times their length, and its seconds.
     """
-    weights = [1 / max(seconds, 1e-9) ** 2 for _, seconds in calls]
-    total = sum(weights)
     if len({values for values, _ in calls}) < 2:
         return UNKNOWN_OVERHEAD
-    mean_values = sum(w * values for w, (values, _) in zip(weights, calls, strict=True)) / total
-    mean_seconds = sum(w * seconds for w, (_, seconds) in zip(weights, calls, strict=True)) / total
-    spread = sum(w * (values - mean_values) ** 2 for w, (values, _) in zip(weights, calls, strict=True))
-    shared = sum(
-        w * (values - mean_values) * (seconds - mean_seconds)
-        for w, (values, seconds) in zip(weights, calls, strict=True)
-    )
-    largest = float(max(values for values, _ in calls))
-    if shared <= 0:
-        # However many values there are, calls take as long.
-        return largest
-    return min(max(mean_seconds * spread / shared - mean_values, 0.0), largest)
+    values, seconds = np.array(calls, dtype=np.float64).T
+    slope, intercept = np.polyfit(values, seconds, 1, w=1 / np.maximum(seconds, 1e-9))
+    largest = float(values.max())
+    # Without a slope, calls take as long however many values there are.
+    return float(np.clip(intercept / slope, 0.0, largest)) if slope > 0 else largest
 
 
 # --- chooses the calls that a batch runs as: one, padded where its size is not compiled, or several smaller ones

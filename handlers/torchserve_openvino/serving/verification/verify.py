@@ -113,28 +113,28 @@ def compare(
         every case was compared on ``unseen`` values, which its compilation did not see. ``measure`` has the name and
         the bound of the measure, where there is one, and its ``worst`` figure.
     """
-    found = _Comparison(compiled, eager, judge)
+    comparison = _Comparison(compiled, eager, judge)
     for position, case in enumerate(cases, 1):
         begin_step("verifying shape", position, len(cases))
-        found.run(case)
+        comparison.run(case)
     if times is not None:
-        times.update(found.times)
+        times.update(comparison.times)
     return {
-        "passed": not found.problems,
+        "passed": not comparison.problems,
         "against": "eager",
         "cases": len(cases),
         "value_sets": {
-            "compared": found.kinds.total(),
-            "kinds": dict(found.kinds),
-            "skipped": len(found.skipped),
-            "why_skipped": found.skipped[:_SHOWN],
-            "unseen": found.unseen,
+            "compared": comparison.kinds.total(),
+            "kinds": dict(comparison.kinds),
+            "skipped": len(comparison.skipped),
+            "why_skipped": comparison.skipped[:_SHOWN],
+            "unseen": comparison.unseen,
         },
         "tolerance": judge.tolerance,
-        **{name: worst_of(name, [output.get(name) for output in found.outputs]) for name in WORST},
-        **({"measure": measure.described(found.measured)} if (measure := judge.measure) is not None else {}),
-        "outputs": found.outputs,
-        "problems": found.problems[:_SHOWN],
+        **{name: worst_of(name, [output.get(name) for output in comparison.outputs]) for name in WORST},
+        **({"measure": measure.described(comparison.measured)} if (measure := judge.measure) is not None else {}),
+        "outputs": comparison.outputs,
+        "problems": comparison.problems[:_SHOWN],
     }
 
 

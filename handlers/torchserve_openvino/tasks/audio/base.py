@@ -281,12 +281,12 @@ class AudioHandler(RecordingHandler):
     def _groups(self, values: Sequence[Recording]) -> list[list[int]]:
         if self.fixed is not None:
             return self.groups(values, [math.ceil(self.allowed.seconds * self.rate)])
-        if self.masks:
+        if self.masks or not self.joins:
             return self.groups(values, self._openvino.config.openvino.batching.dims[LENGTH])
         # Nothing may be padded.
         alike: dict[int, list[int]] = {}
         for position, value in enumerate(values):
-            alike.setdefault(len(value) if self.joins else -position, []).append(position)
+            alike.setdefault(len(value), []).append(position)
         return list(alike.values())
 
     def _batch(self, values: Sequence[Recording]) -> dict[str, torch.Tensor]:
