@@ -213,6 +213,7 @@ def test_alpha_is_dropped_where_the_second_operand_is_a_symbol(add: Callable[...
     torch.testing.assert_close(compiled(torch.ones(2), 0.5, 3.0), add(torch.ones(2), 0.5))
 
 
+@until(2, 15, "torch takes those before the end alone")
 def test_labels_behind_the_end_count_where_torch_decomposes_their_loss() -> None:
     """Why `ops.opaque_ops` has a composition of its own."""
     x, target = torch.tensor([[0.1, 0.2, 0.4]]), torch.tensor([[2, -1, 1]])

@@ -185,7 +185,9 @@ def test_the_five_steps_run_as_they_are_copied(tmp_path: Path) -> None:
             run("torchserve --stop --foreground || true", tmp_path, **env)
     for words in ("wrote net/model-config.yaml", "model-config.yaml: valid", "net.mar: valid", "net: ready"):
         assert words in output
-    assert "Egyptian cat" in output and "100.0% (162 of 162" in output and "net is served; " in output
+    assert "Egyptian cat" in output and "net is served; " in output
+    # torch 2.15 counts other operators.
+    assert re.search(r"100\.0% \((\d+) of \1 ", output)
 
 
 def test_the_second_day(server, tmp_path: Path) -> None:

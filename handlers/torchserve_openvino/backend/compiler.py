@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,6 +39,9 @@ from torchserve_openvino.ops.mappings import Mappings, registered
 from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed, is_quantized_by_fx
 from torchserve_openvino.report import Tracker
 
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.whole import WholeCapture
+
 # Each static shape is one compilation; with Dynamo's default of 8, a ninth batch size would always run in eager.
 RECOMPILE_LIMIT = 64
 
@@ -55,6 +58,8 @@ class CompileSpec:
         instrumentation: Hooks for a diagnosis; the cache must be off if they leave nodes out.
         cautious: Whether each partition is first compiled in a process of its own, since the compiler may die.
         open_axes: Input sizes that stay symbolic; the backend ``export`` still makes one graph for each shape.
+        captures: Keeps what is captured, by the sizes that are open, for other calls of `compile_with` with the same
+            model and other properties of OpenVINO; by default it is captured for this one alone.
     """
 
     dynamic: bool | None = False
@@ -69,6 +74,7 @@ class CompileSpec:
     instrumentation: Instrumentation = NOT_INSTRUMENTED
     cautious: bool = False
     open_axes: OpenAxes | None = None
+    captures: "dict[str, WholeCapture] | None" = None
 
 
 def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker | None = None) -> CompiledModule:
@@ -95,8 +101,10 @@ def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker 
     if isinstance(model, CompiledModule):
         model = model.eager
     tracker = tracker or Tracker()
-    methods = {name: compile_with(_method(model, name), replace(spec, methods=()), tracker) for name in spec.methods}
-    return CompiledModule(_runner(model, spec, tracker), functools.partial(compile_with, spec=spec), methods)
+    # What was captured is this model's.
+    others = replace(spec, captures=None)
+    methods = {name: compile_with(_method(model, name), replace(others, methods=()), tracker) for name in spec.methods}
+    return CompiledModule(_runner(model, spec, tracker), functools.partial(compile_with, spec=others), methods)
 
 
 def _method(model: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -245,7 +253,7 @@ def _trace(
     """
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
     from torchserve_openvino.backend.capture.frame_log import FrameLog
-    from torchserve_openvino.backend.routes.whole import capture_whole
+    from torchserve_openvino.backend.routes.whole import WholeCapture
     from torchserve_openvino.backend.upstream import _torch_kept
     from torchserve_openvino.backend.upstream import _torch_private as private
 
@@ -265,13 +273,21 @@ def _trace(
         around = open_ones(around) if spec.open_axes.ones else around
         mark = functools.partial(marking, open_axes=spec.open_axes)
     private.watch_frames(compiled, frame_log, keeps_going=not spec.fullgraph, around=around)
-    whole = capture_whole(traced, ours, frame_log, around, **limits)
-    return Traced(
-        mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled)))),
-        ours.release_weights,
-        ours.drop,
-        mark(functools.partial(frame_log.run, sync(whole))),
-    )
+    captures = {} if spec.captures is None else spec.captures
+    sizes = f"dynamic {spec.dynamic}, open {spec.open_axes and spec.open_axes.to_plain()}"
+    if (whole := captures.get(sizes)) is None:
+        whole = captures[sizes] = WholeCapture(traced, sync, settings, around, **limits)
+
+    def release_weights() -> None:
+        ours.release_weights(settings)
+        whole.release_weights(settings)
+
+    def drop() -> None:
+        ours.drop(settings)
+        whole.drop(settings)
+
+    call = mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled))))
+    return Traced(call, release_weights, drop, mark(whole.call_with(settings)))
 
 
 def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -26,6 +26,9 @@ from torchserve_openvino.serving.shapes.input_spec import Signature
 from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.serving.shapes.warmup import Case, warm_up
 from torchserve_openvino.serving.verification.judge import Judge
+
+if TYPE_CHECKING:
+    from torchserve_openvino.backend.routes.whole import WholeCapture
 
 
 @dataclass
@@ -93,6 +96,8 @@ class Compilation:
         self._streams, self._counters = streams, counters
         self._freezes, self._packaged, self._proves = freezes, packaged, proves
         self._tracker = tracker
+        # Shared by all precisions.
+        self._captures: dict[str, WholeCapture] = {}
 
     def make(
         self, resolved: ResolvedOptions | None, *, open_axes: OpenAxes | None = None, trial: Sequence[Case] = ()
@@ -123,6 +128,7 @@ class Compilation:
                 own_weights=self._section.release_weights and self._freezes,
                 cache=self.cache_settings() if cached else CacheSettings(),
                 open_axes=open_axes,
+                captures=self._captures,
             ),
             tracker=self._tracker if cached else None,
         )

@@ -3,13 +3,16 @@
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.config.openvino.precisions import BF16X3
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.compilation import Prepared
 from torchserve_openvino.serving.shapes.warmup import Case, run_case
@@ -86,50 +89,66 @@ def run(
     start = time.perf_counter()
     timed = representatives(cases, eager_seconds)
     compiling = time.perf_counter()
-    base, result = _compiled(candidates[0], timed)
-    trials = [precision.TimedPrecision(candidates[0].name, result, coverage=base.report.summary.coverage)]
-    # A candidate takes about as long as f32 to compile and verify.
-    cost = time.perf_counter() - compiling
-    limit = max(BUDGET_SECONDS, TIMES_F32 * cost)
-    deadline = time.perf_counter() + limit
     not_tried: dict[str, str] = {}
-    for candidate in candidates[1:]:
-        left = deadline - time.perf_counter()
-        if left < cost:
-            not_tried[candidate.name] = _no_time(left, limit, f"compiling and verifying takes about {cost:.1f} s")
-            continue
-        begin = time.perf_counter()
-        prepared, result = _compiled(candidate, timed)
-        cost = max(cost, time.perf_counter() - begin)
-        trial = precision.TimedPrecision(candidate.name, result, coverage=prepared.report.summary.coverage)
-        if result["passed"]:
-            left = deadline - time.perf_counter()
-            pairs = precision.timed_pairs(_calls(base, timed), _calls(prepared, timed), left)
-            if len(pairs) < precision.LEAST_PAIRS:
-                why = f"it was timed {len(pairs)} time(s), and {precision.LEAST_PAIRS} are needed"
-                not_tried[candidate.name] = _no_time(left, limit, why)
+    with _compiled(candidates[0], timed) as (base, right):
+        trials = [precision.TimedPrecision(candidates[0].name, right, coverage=base.report.summary.coverage)]
+        is_whole = _is_whole(base)
+        # A candidate takes at most about as long as f32 to compile and verify, and the next about as long as the last.
+        cost = time.perf_counter() - compiling
+        limit = max(BUDGET_SECONDS, TIMES_F32 * cost)
+        deadline = time.perf_counter() + limit
+        for candidate in candidates[1:]:
+            begin = time.perf_counter()
+            if candidate.name == BF16X3 and "bf16" in precision.ranking(trials):
+                not_tried[candidate.name] = "bf16 is right and faster: it computes one product where this needs three"
                 continue
-            gain, sure = statistics.median(pairs), precision.sure_median(pairs)
-            trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
-        trials.append(trial)
-        del prepared
-    del base
-    # Dynamo keeps what it compiled as long as the model lives; only the winner may take memory.
-    torch.compiler.reset()
+            if deadline - begin < cost:
+                why = f"compiling and verifying takes about {cost:.1f} s"
+                not_tried[candidate.name] = _no_time(deadline, limit, why)
+                continue
+            with _compiled(candidate, timed) as (prepared, result):
+                cost = time.perf_counter() - begin
+                trial = precision.TimedPrecision(candidate.name, result, coverage=prepared.report.summary.coverage)
+                if result["passed"]:
+                    left = deadline - time.perf_counter()
+                    pairs = precision.timed_pairs(_calls(base, timed), _calls(prepared, timed), left)
+                    if len(pairs) < precision.LEAST_PAIRS:
+                        why = f"it was timed {len(pairs)} time(s), and {precision.LEAST_PAIRS} are needed"
+                        not_tried[candidate.name] = _no_time(deadline, limit, why)
+                        continue
+                    gain, sure = statistics.median(pairs), precision.sure_median(pairs)
+                    trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
+                trials.append(trial)
+    if not is_whole:
+        # Nothing that was captured is used again; Dynamo would keep it, and remember which sizes it saw.
+        torch.compiler.reset()
     for name, why in not_tried.items():
-        logger.warning("Precision %s is not tried: %s", name, why)
+        logger.info("Precision %s is not tried: %s", name, why)
     return precision.explain(
         trials, not_tried=not_tried, cases=[case.name for case in timed], seconds=time.perf_counter() - start
     )
 
 
-def _compiled(candidate: Candidate, cases: Sequence[Case]) -> tuple[Prepared, dict[str, Any]]:
+@contextmanager
+def _compiled(candidate: Candidate, cases: Sequence[Case]) -> Iterator[tuple[Prepared, dict[str, Any]]]:
+    """Compiles and verifies a precision, for the context: afterwards, only the chosen precision may take memory."""
     logger.info("Precision %s: compiling, verifying, timing", candidate.name)
     prepared = candidate.compile(cases)
-    return prepared, candidate.compare(prepared, cases)
+    try:
+        yield prepared, candidate.compare(prepared, cases)
+    finally:
+        if isinstance(prepared.model.compiled, CompiledModule):
+            prepared.model.compiled.drop()
 
 
-def _no_time(left: float, limit: float, why: str) -> str:
+def _is_whole(prepared: Prepared) -> bool:
+    """Whether every call was captured as one graph, which further precisions then compile without tracing it again."""
+    compiled = prepared.model.compiled
+    return isinstance(compiled, CompiledModule) and bool(compiled.frozen) and not compiled.guarded_reasons
+
+
+def _no_time(deadline: float, limit: float, why: str) -> str:
+    left = deadline - time.perf_counter()
     return (
         f"{max(left, 0.0):.1f} s of the {limit:.3g} s for trials are left: {why}. Set {precision.KEY} to this "
         "precision to serve it without a trial"

@@ -77,7 +77,8 @@ def test_a_write_to_no_element_is_a_copy(dynamic: bool) -> None:
         sliced, put = x * 2, x * 3
         sliced[:, :0] = 1
         put[nowhere] = 5
-        return sliced, put, x.index_add(0, nowhere, x[:0]), x.scatter(1, torch.zeros(4, 0, dtype=torch.int64), x)
+        added, filled = x.index_add(0, nowhere, x[:0]), x.index_fill(0, nowhere, 5)
+        return sliced, put, added, filled, x.scatter(1, torch.zeros(4, 0, dtype=torch.int64), x)
 
     check(model, torch.randn(4, 128), dynamic=dynamic, options=SPLIT)
 

@@ -204,16 +204,16 @@ def test_what_can_not_be_lowered_runs_once_in_eager() -> None:
 def test_only_the_frame_that_failed_runs_in_eager(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from torchserve_openvino.backend.capture import dynamo as capture
+    from torchserve_openvino.backend.capture import graph
 
-    real = capture.CompiledGraph
+    real = graph.CompiledGraph
 
-    def failing(gm: Any, *rest: Any) -> Any:
-        if any("erf" in str(node.target) for node in gm.graph.nodes):
+    def failing(lowered: Any, *rest: Any) -> Any:
+        if any("erf" in str(node.target) for node in lowered.gm.graph.nodes):
             raise ValueError("the stage is closed")
-        return real(gm, *rest)
+        return real(lowered, *rest)
 
-    monkeypatch.setattr(capture, "CompiledGraph", failing)
+    monkeypatch.setattr(graph, "CompiledGraph", failing)
 
     def model(x: torch.Tensor) -> torch.Tensor:
         y = torch.sin(x)

@@ -257,6 +257,30 @@ def test_a_trial_compiles_three_shapes_and_all_are_compiled_once_in_the_chosen_p
     choice = report["config"]["precision_choice"]
     assert choice["chosen"] == "bf16" and choice["cases"] == few
     assert report["verify"]["passed"] and report["verify"]["cases"] == 12
+    # The three shapes of the trial are not traced again, and are in the report like the others.
+    assert report["cache"]["traces"] == 9 and report["summary"]["graphs"] == 12
+
+
+def test_calls_that_are_no_single_graph_are_traced_for_each_precision_and_their_breaks_counted(
+    archive, has_bf16, monkeypatch
+) -> None:
+    gains(monkeypatch, 1.5)
+    network = NETWORK.replace("return self", "torch._dynamo.graph_break(); return self")
+    config = {"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}
+    made = archive(config, model_file=network, weights=save_weights)
+    report, answer = served(made)
+    assert report["config"]["precision_choice"]["chosen"] == "bf16" == report["summary"]["precision"]
+    assert report["summary"]["graph_breaks"] == 1 and report["cache"]["traces"] > 0
+    assert answer.shape[0] == 1
+
+
+def test_where_bf16_is_right_three_products_of_it_are_not_tried(archive, has_bf16, monkeypatch) -> None:
+    monkeypatch.setattr(precision, "no_bf16x3", lambda device: None)
+    asked = gains(monkeypatch, 1.5)
+    made = archive({"handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}}}, weights=save_weights)
+    choice = served(made)[0]["config"]["precision_choice"]
+    assert choice["chosen"] == "bf16" and len(asked) == 1
+    assert "one product where this needs three" in choice["not_tried"]["bf16x3"]
 
 
 def test_without_time_for_another_precision_f32_is_served_and_the_report_says_so(

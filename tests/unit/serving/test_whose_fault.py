@@ -40,7 +40,9 @@ def test_a_malformed_request_is_answered_alone_and_leaves_no_trace(archive, poli
         answers = made.handle(handler, *bodies)
         for place, (body, answer) in enumerate(zip(bodies, answers, strict=True)):
             if body is MALFORMED:
-                assert made.status(place) == 400 and "does not take this input: mat1 and mat2" in answer["message"]
+                message = answer["message"]
+                # torch 2.15 names the operator before it.
+                assert made.status(place) == 400 and "does not take this input: " in message and "mat1 and" in message
             else:
                 assert made.status(place) == 200
                 expected = eager_answer(kind, handler, body)[0]

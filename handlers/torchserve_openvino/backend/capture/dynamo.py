@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torchserve_openvino.backend.capture.frame_log import count_graph_break
-from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.capture.graph import CompiledGraph, Lowered, SharedGraph
 from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
 from torchserve_openvino.backend.settings import BackendSettings
@@ -44,12 +44,15 @@ class OpenVINOBackend:
     Args:
         settings: Settings of this model; their tracker collects all records.
         model: The model, if it is known.
+
+    Attributes:
+        settings: Those of the call that runs: graphs are compiled anew for others, not traced anew.
     """
 
     def __init__(self, settings: BackendSettings, model: Any = None) -> None:
         self.settings = settings
         self._model = model
-        self._graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self._graphs: weakref.WeakSet[SharedGraph] = weakref.WeakSet()
         # The backend's name in Dynamo's own logs.
         self.__name__ = "openvino_serving"
         _torch_kept.keep_undecomposed(OPAQUE_OPS)
@@ -100,15 +103,18 @@ class OpenVINOBackend:
             )
         return gm.forward
 
-    def release_weights(self) -> None:
-        """See `CompiledGraph.release_weights`."""
-        for graph in list(self._graphs):
+    def release_weights(self, settings: BackendSettings) -> None:
+        """See `CompiledGraph.release_weights`; of the graphs that were compiled for some settings."""
+        for graph in self._of(settings):
             graph.release_weights()
 
-    def drop(self) -> None:
-        """See `CompiledGraph.drop`."""
-        for graph in list(self._graphs):
+    def drop(self, settings: BackendSettings) -> None:
+        """See `CompiledGraph.drop`; of the graphs that were compiled for some settings."""
+        for graph in self._of(settings):
             graph.drop()
+
+    def _of(self, settings: BackendSettings) -> list[CompiledGraph]:
+        return [graph for shared in list(self._graphs) if (graph := shared.known_to(settings)) is not None]
 
     def _compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], *, stage: str, compile_id: str, where: str, start: float
@@ -120,32 +126,26 @@ class OpenVINOBackend:
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
-        record = self.settings.tracker.add_graph(
-            GraphRecord(
-                compile_id,
-                where,
-                stage,
-                ops_total=0,
-                dynamic=is_dynamic(gm),
-                decomposed=decomposed,
-                inputs=input_shapes(gm, facts.static),
-            )
+        record = GraphRecord(
+            compile_id,
+            where,
+            stage,
+            ops_total=0,
+            dynamic=is_dynamic(gm),
+            decomposed=decomposed,
+            inputs=input_shapes(gm, facts.static),
         )
-        try:
-            compiled = CompiledGraph(gm, facts, self.settings, record)
-        except Exception:
-            self.settings.tracker.drop_graph(record)
-            raise
-        self.settings.recorder.newest = compiled
-        self._graphs.add(compiled)
-        compiled.report_left_out()
-        record.lower_seconds = time.perf_counter() - start
+        graph = SharedGraph(Lowered(gm, facts, record))
+        compiled = graph.compiled(self.settings)
+        self.settings.recorder.newest = graph.lowered
+        self._graphs.add(graph)
+        compiled.record.lower_seconds = time.perf_counter() - start
 
         views = computed_views(gm.graph) if stage == "forward" else []
 
         # A plain function, because Dynamo wraps the result and preserves `_boxed_call` only for functions.
         def boxed(args: list[Any]) -> Any:
-            results = compiled(args)
+            results = graph.compiled(self.settings)(args)
             if views:
                 # Autograd refuses to write in place to a view that was made inside a compiled function.
                 results = list(results)

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.capture.graph import CompiledGraph
+from torchserve_openvino.backend.capture.graph import CompiledGraph, Lowered, SharedGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import (
     AnswerShape,
@@ -352,12 +352,9 @@ class ExportedModel:
         run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         where = next((line for node in gm.graph.nodes if (line := where_of(node))), "")
         shapes = input_shapes(gm, binding.facts.static)
-        record = tracker.add_graph(
-            GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)
-        )
-        graph = CompiledGraph(gm, binding.facts, self._settings, record)
-        graph.report_left_out()
-        record.lower_seconds = time.perf_counter() - start
+        record = GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)
+        graph = SharedGraph(Lowered(gm, facts, record)).compiled(self._settings)
+        graph.record.lower_seconds = time.perf_counter() - start
         return Exported(graph, binding)
 
 

@@ -1,4 +1,4 @@
-"""Runs a lowered graph: each set of weights has a variant with its own compiled partitions.
+"""Runs a lowered graph: each set of options compiles it, and each set of weights has its own compiled partitions.
 
 Dynamo uses one graph for several modules of the same code, and does not notice when a weight changes. The first call
 with a set of weights builds a variant with them as constants; `WeightWatch` checks at each call whether it is still
@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,25 +47,75 @@ class Variant:
     unverified: Unverified | None = None
 
 
-class CompiledGraph:
-    """A graph as the backend returns it to AOTAutograd; called with a list of all inputs, weights included.
-
-    Args:
-        gm: The lowered graph.
-        facts: Which inputs are weights, and which the graph mutates.
-        settings: Settings of this model.
-        record: The graph's record in the report.
+@dataclass(eq=False)
+class Lowered:
+    """A graph as AOTAutograd lowered it, whatever compiles it.
 
     Attributes:
+        gm: The graph.
+        facts: Which inputs are weights, and which the graph mutates.
+        record: What every report says of it; the others' partitions are left out.
         unproven: Why the graph must not be called without the Python code around it; empty if it may be.
         touched: Objects that this Python code changes, with their attributes before the first call.
     """
 
-    def __init__(self, gm: GraphModule, facts: GraphFacts, settings: BackendSettings, record: GraphRecord) -> None:
+    gm: GraphModule
+    facts: GraphFacts
+    record: GraphRecord
+    unproven: str = ""
+    touched: list[Touched] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.unproven = reads_values(self.gm)
+
+
+class SharedGraph:
+    """A lowered graph that is compiled once for each of the settings that call it.
+
+    Args:
+        lowered: The graph.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self._compiled: dict[int, CompiledGraph] = {}
+
+    def compiled(self, settings: BackendSettings) -> "CompiledGraph":
+        """Returns the graph as it is compiled for these settings; adds it to their report at first."""
+        graph = self._compiled.get(id(settings))
+        if graph is None:
+            record = settings.tracker.add_graph(replace(self.lowered.record, partitions=[], left_out={}))
+            try:
+                graph = CompiledGraph(self.lowered, settings, record)
+            except Exception:
+                settings.tracker.drop_graph(record)
+                raise
+            self._compiled[id(settings)] = graph
+            graph.report_left_out()
+        return graph
+
+    def known_to(self, settings: BackendSettings) -> "CompiledGraph | None":
+        """Returns the graph as it was compiled for these settings; None if it was not."""
+        return self._compiled.get(id(settings))
+
+
+class CompiledGraph:
+    """A lowered graph, compiled with some settings; called with a list of all inputs, weights included.
+
+    Args:
+        lowered: The graph.
+        settings: Settings of this model.
+        record: The graph's record in the report.
+
+    Attributes:
+        record: As above.
+    """
+
+    def __init__(self, lowered: Lowered, settings: BackendSettings, record: GraphRecord) -> None:
+        # Keeps the settings alive, and with them their identity in `SharedGraph`.
         self._settings = settings
-        self._record = record
-        self.unproven = reads_values(gm)
-        self.touched: list[Touched] = []
+        self.record = record
+        self._lowered, facts = lowered, lowered.facts
         self._static = sorted(facts.static - facts.mutated)
         self._mutates = bool(facts.mutated)
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] = picker(self._static)
@@ -75,7 +125,7 @@ class CompiledGraph:
         self._variants: dict[tuple[int, ...], Variant] = {}
         self._rebuilds = 0
         self._rebuilt = 0.0
-        self._builder = GraphBuilder(gm, settings, record)
+        self._builder = GraphBuilder(lowered.gm, settings, record)
 
     def report_left_out(self) -> None:
         """See `GraphBuilder.report_left_out`."""
@@ -108,9 +158,10 @@ class CompiledGraph:
         else:
             results = assembled.run(*call_args)
         if (calls := self._thread.recorded) is not None:
+            lowered, blueprint = self._lowered, assembled.blueprint
             calls.append(
                 GraphCall(
-                    assembled.run, call_args, results, self._mutates, assembled.blueprint, self.unproven, self.touched
+                    assembled.run, call_args, results, self._mutates, blueprint, lowered.unproven, lowered.touched
                 )
             )
         return results
@@ -121,7 +172,7 @@ class CompiledGraph:
         generator, failures = torch.get_rng_state(), tracker.fallback_counts().get("runtime_failed", 0)
         results = assembled.run(*args)
         unverified.failed = tracker.fallback_counts().get("runtime_failed", 0) != failures
-        by_itself = self._mutates or self.unproven or self._record.stage == "backward"
+        by_itself = self._mutates or self._lowered.unproven or self.record.stage == "backward"
         if waiting is not None and not by_itself:
             waiting.append(unverified)
         elif not unverified.failed:
@@ -130,7 +181,7 @@ class CompiledGraph:
             with torch.no_grad():
                 expected = self._builder.in_eager(*args)
             torch.set_rng_state(after)
-            self._settings.comparison.compare(results, expected, f"graph {self._record.index}")
+            self._settings.comparison.compare(results, expected, f"graph {self.record.index}")
             unverified.verified = True
         return results
 
@@ -169,7 +220,7 @@ class CompiledGraph:
             built = self._builder.eagerly(error)
         if not self._settings.tracker.notes_runs:
             return built
-        run, ran, index = built.run, self._settings.tracker.ran, self._record.index
+        run, ran, index = built.run, self._settings.tracker.ran, self.record.index
 
         def noted(*args: Any) -> Any:
             ran.add(index)
@@ -199,7 +250,7 @@ class CompiledGraph:
 
     def _without_constants(self, args: Sequence[Any]) -> Variant:
         self._settings.tracker.add_note(
-            f"graph {self._record.index}: weights change too often (or belong to more than {MAX_VARIANTS} modules) "
+            f"graph {self.record.index}: weights change too often (or belong to more than {MAX_VARIANTS} modules) "
             "to be constants; they are passed at each call"
         )
         self._static, self._pick = [], picker([])

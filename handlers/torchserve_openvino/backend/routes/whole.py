@@ -13,10 +13,72 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
+from torchserve_openvino.backend.capture.frame_log import FrameLog
 from torchserve_openvino.backend.routes.frozen import NotWholeError
+from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_private as private
 
 _REASON_CHARACTERS = 300
+
+
+class WholeCapture:
+    """Captures calls of one model as whole graphs, for one set of options after another: each is traced once.
+
+    The options may differ in nothing that the graphs depend on: in OpenVINO's properties, and in the cache. Calls with
+    different options must not run at the same time.
+
+    Args:
+        model: What to trace.
+        sync: Wraps the compiled form of ``model``.
+        settings: The first settings.
+        around: Context manager that is entered while a frame is traced.
+        **limits: Further arguments of ``torch.compile``.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        sync: Callable[[Callable[..., Any]], Callable[..., Any]],
+        settings: BackendSettings,
+        around: Callable[[], AbstractContextManager[None]],
+        **limits: Any,
+    ) -> None:
+        self._backend = OpenVINOBackend(settings, model)
+        self._frame_log = FrameLog(settings.tracker, settings.recorder)
+        self._call = sync(capture_whole(model, self._backend, self, around, **limits))
+
+    def call_with(self, settings: BackendSettings) -> Callable[..., Any]:
+        """Returns the model as it is compiled with some settings; a call raises if it is not one graph."""
+        frame_log = FrameLog(settings.tracker, settings.recorder)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._backend.settings, self._frame_log = settings, frame_log
+            return frame_log.run(self._call, *args, **kwargs)
+
+        return call
+
+    def release_weights(self, settings: BackendSettings) -> None:
+        """See `OpenVINOBackend`."""
+        self._backend.release_weights(settings)
+
+    def drop(self, settings: BackendSettings) -> None:
+        """See `OpenVINOBackend`."""
+        self._backend.drop(settings)
+
+    # --- the observer of frames ---------------------------------------------------------------------------------
+
+    def compiled(self, fact: private.FrameFact) -> None:
+        """See `FrameObserver`."""
+        self._frame_log.compiled(fact)
+
+    def broke(self, fact: private.GraphBreakFact) -> None:
+        """See `FrameObserver`."""
+        self._frame_log.broke(fact)
+
+    def lost(self, frame: private.LostFrame, first: bool) -> None:
+        """See `FrameObserver`."""
+        self._frame_log.lost(frame, first)
 
 
 def capture_whole(

@@ -231,6 +231,9 @@ class FreezingRunner(Runner):
     def drop(self) -> None:
         """See `Runner`."""
         super().drop()
+        if self._frozen is not None:
+            # Its routes run what was compiled.
+            self._frozen = FrozenCalls()
         for entry in self._stored.values():
             assert self._calls is not None
             self._calls.discard(entry)

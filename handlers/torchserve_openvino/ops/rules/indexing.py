@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops import integers
-from torchserve_openvino.ops.names import arguments_of, first_input, value_of
+from torchserve_openvino.ops.names import arguments_of, first_input, is_empty, value_of
 from torchserve_openvino.ops.opaque_ops import BATCHED_NMS
 from torchserve_openvino.ops.openvino_values import int64, rank
 from torchserve_openvino.ops.registry import (
@@ -231,6 +231,8 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
     if not x.dim():
         return NotImplemented
+    if is_empty(index):
+        return x.clone()
     size = x.shape[dim]
     places = torch.arange(size, dtype=index.dtype)
     # The look-up counts negative indices from the end, and keeps the check that none is out of range.
