@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame_isolate_recompiles_id
@@ -234,7 +234,7 @@ class _ObservedConversion:
         set_eval_frame_isolate_recompiles_id(self._region)
         # Maps each compiled model to None if it compiled this code before, or to what to report and return.
         # From torch 2.15 on, the annotation names torch's own keys alone.
-        context = cast(dict[str, Any], code_context.get_context(frame.f_code))
+        context: Any = code_context.get_context(frame.f_code)
         notes = context.setdefault(self._NOTE, weakref.WeakKeyDictionary())
         if (known := notes.get(self)) is not None:
             self._observer.lost(known[0], first=False)
