@@ -401,8 +401,10 @@ def test_a_model_that_nobody_uses_gives_its_worker_back(store: Path, weights: Pa
 def test_more_memory_than_allowed_lets_the_model_rest_that_was_not_used_for_longest(store: Path, weights: Path) -> None:
     names = ["first", "second"]
     archives = [pack(store / "memory", name, weights) for name in names]
+    with serving(archives[:1], store / "memory") as running:
+        (worker,) = running.model("first")["workers"]
     # One worker fits, two do not.
-    with serving(archives, store / "memory", "--memory", "700MB") as running:
+    with serving(archives, store / "memory", "--memory", f"{worker['memoryUsage'] * 3 // 2 // 10**6}MB") as running:
         running.wait_for("change", " is idle")
         states = {each["modelName"]: each["status"] for each in running.get("/models").json()["models"]}
         running.until(lambda: Counter(running.model(name)["status"] for name in names) == {"READY": 1, "idle": 1})
