@@ -143,7 +143,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "freeze_unproven": Mutant(
         "a frozen call is proven by two calls that look alike, whatever Python did with values in between",
-        (("backend.routes.whole:capture_whole", _captured_in_parts), ("backend.capture.graph:reads_values", _does(""))),
+        (
+            ("backend.capture.whole:capture_whole", _captured_in_parts),
+            ("backend.capture.graph:reads_values", _does("")),
+        ),
         mode="frozen",
     ),
     "integers_unchecked": Mutant(

@@ -111,7 +111,7 @@ def test_the_region_of_compiled_code_belongs_to_the_process() -> None:
 
 
 def test_is_compiling_belongs_to_the_process_and_is_dynamo_compiling_to_the_trace() -> None:
-    """Why `backend/routes/whole.py` calls `is_dynamo_compiling`."""
+    """Why `backend/capture/whole.py` calls `is_dynamo_compiling`."""
     seen = []
 
     def backend(gm, example_inputs):

@@ -222,6 +222,13 @@ def test_labels_behind_the_end_count_where_torch_decomposes_their_loss() -> None
         assert compiled(x, target) > torch.nn.functional.multilabel_margin_loss(x, target) + 0.5
 
 
+def test_a_write_to_one_window_changes_others_that_share_its_memory() -> None:
+    """docs/limits.md: in a graph, windows are tensors of their own."""
+    windows = torch.tensor([1.0, 2.0, 3.0]).unfold(0, 2, 1)
+    assert torch.slice_scatter(windows, windows[1:], 0, 0, 1).tolist() == [[2, 3], [3, 3]]
+    assert torch.slice_scatter(windows.contiguous(), windows[1:], 0, 0, 1).tolist() == [[2, 3], [2, 3]]
+
+
 def test_numpy_forbids_to_resize_a_tensors_storage_for_good() -> None:
     """Why `array_over` does not use it: neither results nor the caller's inputs could be resized after a call."""
     tensor = torch.zeros(3)

@@ -40,7 +40,7 @@ from torchserve_openvino.quantized.torch_fx import UnknownLayerError, decomposed
 from torchserve_openvino.report import Tracker
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.routes.whole import WholeCapture
+    from torchserve_openvino.backend.capture.whole import WholeCapture
 
 # Each static shape is one compilation; with Dynamo's default of 8, a ninth batch size would always run in eager.
 RECOMPILE_LIMIT = 64
@@ -253,7 +253,7 @@ def _trace(
     """
     from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
     from torchserve_openvino.backend.capture.frame_log import FrameLog
-    from torchserve_openvino.backend.routes.whole import WholeCapture
+    from torchserve_openvino.backend.capture.whole import WholeCapture
     from torchserve_openvino.backend.upstream import _torch_kept
     from torchserve_openvino.backend.upstream import _torch_private as private
 

@@ -14,7 +14,7 @@ _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _STAND_INS = tuple(
     f"torchserve_openvino/backend/{name}"
     for name in (
-        "routes/whole.py", "compiled.py", "runners/guarded.py", "upstream/_torch_kept.py", "torchscript/scalar_ops.py",
+        "capture/whole.py", "compiled.py", "runners/guarded.py", "upstream/_torch_kept.py", "torchscript/scalar_ops.py",
     )
 )  # fmt: skip
 # Name of the source of a TorchScript module in Python (`backend.torchscript`); a comment has each node's own line.

@@ -28,7 +28,7 @@ from torchserve_openvino.serving.shapes.warmup import Case, warm_up
 from torchserve_openvino.serving.verification.judge import Judge
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.routes.whole import WholeCapture
+    from torchserve_openvino.backend.capture.whole import WholeCapture
 
 
 @dataclass

@@ -308,7 +308,7 @@ def test_what_is_one_graph_is_traced_once() -> None:
 
 
 def test_graph_breaks_are_counted_as_without_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchserve_openvino.backend.routes import whole
+    from torchserve_openvino.backend.capture import whole
 
     tries = []
     real = whole.why_not_whole

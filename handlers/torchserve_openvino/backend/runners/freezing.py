@@ -119,7 +119,7 @@ class FreezingRunner(Runner):
                     raise
                 failure = error
         if failure is not None:
-            from torchserve_openvino.backend.routes.whole import why_not_whole
+            from torchserve_openvino.backend.capture.whole import why_not_whole
 
             # None of the call has run yet. If the error is the caller's fault, this raises it again.
             result = self._guarded(args, kwargs)

@@ -51,7 +51,7 @@ __all__ = [
 # How Dynamo names an object that it reaches through a module.
 _IMPORTED = re.compile(r"G\['__import_(\w+)'\]((?:\.\w+)+)")
 # The file of the frame that wraps the model when a call is captured as one graph (whole.py).
-STAND_IN_FILE = "torchserve_openvino/backend/routes/whole.py"
+STAND_IN_FILE = "torchserve_openvino/backend/capture/whole.py"
 
 
 def compile_id() -> str:

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 # By major and minor version, as CI runs them; tests/contract says what is relied on.
 TESTED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("2.13",),
+    "torch": ("2.13", "2.15"),
     "openvino": ("2026.4",),
     "torchserve": ("0.12",),
     "transformers": ("5.24",),
