@@ -138,6 +138,7 @@ ARGUMENTS: dict[str, str] = {
     "cache": "nowhere",
     "instrumentation": "nowhere",  # Only for diagnosis, which does not use the cache.
     "cautious": "nowhere",  # Only for diagnosis.
+    "captures": "nowhere",  # Saves tracing the same model again; the graphs are the same.
     "tracker": "nowhere",
     "open_axes": "graph",
     "methods": "nowhere",  # Each is compiled by itself, and is identified as a model of its own.
