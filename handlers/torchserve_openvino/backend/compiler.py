@@ -58,7 +58,7 @@ class CompileSpec:
         instrumentation: Hooks for a diagnosis; the cache must be off if they leave nodes out.
         cautious: Whether each partition is first compiled in a process of its own, since the compiler may die.
         open_axes: Input sizes that stay symbolic; the backend ``export`` still makes one graph for each shape.
-        captures: Keeps what is captured, by the sizes that are open, for other calls of `compile_with` with the same
+        captures: Keeps what is captured, by `sizes` as text, for other calls of `compile_with` with the same
             model and other properties of OpenVINO; by default it is captured for this one alone.
     """
 
@@ -75,6 +75,11 @@ class CompileSpec:
     cautious: bool = False
     open_axes: OpenAxes | None = None
     captures: "dict[str, WholeCapture] | None" = None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What decides for which sizes a graph is made, JSON-safe."""
+        return {"dynamic": self.dynamic} | ({"open_axes": self.open_axes.to_plain()} if self.open_axes else {})
 
 
 def compile_with(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker | None = None) -> CompiledModule:
@@ -121,14 +126,13 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         return _foreign(model, spec, tracker)
     resolved = spec.resolved or resolve_options(spec.options)
     settings = make_settings(resolved, tracker, spec)
-    shapes = {"dynamic": spec.dynamic} | ({"open_axes": spec.open_axes.to_plain()} if spec.open_axes else {})
     form: PythonForm | None = None
     if is_scripted(model):
         try:
             form = python_form(model)
         except UntranslatableError as error:
             return Runner(model, functools.partial(Traced, run_as_it_is(model, error, tracker)), tracker)
-    calls = CallCache(form or model, settings, shapes) if settings.partitions is not None else None
+    calls = CallCache(form or model, settings, spec.sizes) if settings.partitions is not None else None
     captured = form or _in_plain_tensors(model, tracker)
     traced, sync = _twin(captured, settings.mappings)
     if spec.backend == "export":
@@ -273,18 +277,18 @@ def _trace(
         around = open_ones(around) if spec.open_axes.ones else around
         mark = functools.partial(marking, open_axes=spec.open_axes)
     private.watch_frames(compiled, frame_log, keeps_going=not spec.fullgraph, around=around)
-    captures = {} if spec.captures is None else spec.captures
-    sizes = f"dynamic {spec.dynamic}, open {spec.open_axes and spec.open_axes.to_plain()}"
+    captures, sizes = {} if spec.captures is None else spec.captures, repr(spec.sizes)
     if (whole := captures.get(sizes)) is None:
         whole = captures[sizes] = WholeCapture(traced, sync, settings, around, **limits)
+    backends = ours, whole.backend
 
     def release_weights() -> None:
-        ours.release_weights(settings)
-        whole.release_weights(settings)
+        for backend in backends:
+            backend.release_weights(settings)
 
     def drop() -> None:
-        ours.drop(settings)
-        whole.drop(settings)
+        for backend in backends:
+            backend.drop(settings)
 
     call = mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled))))
     return Traced(call, release_weights, drop, mark(whole.call_with(settings)))

@@ -89,7 +89,8 @@ def run(
     start = time.perf_counter()
     timed = representatives(cases, eager_seconds)
     compiling = time.perf_counter()
-    not_tried: dict[str, str] = {}
+    needless: dict[str, str] = {}
+    too_late: dict[str, str] = {}
     with _compiled(candidates[0], timed) as (base, right):
         trials = [precision.TimedPrecision(candidates[0].name, right, coverage=base.report.summary.coverage)]
         is_whole = _is_whole(base)
@@ -100,11 +101,11 @@ def run(
         for candidate in candidates[1:]:
             begin = time.perf_counter()
             if candidate.name == BF16X3 and "bf16" in precision.ranking(trials):
-                not_tried[candidate.name] = "bf16 is right and faster: it computes one product where this needs three"
+                needless[candidate.name] = "bf16 is right and faster: it computes one product where this needs three"
                 continue
             if deadline - begin < cost:
                 why = f"compiling and verifying takes about {cost:.1f} s"
-                not_tried[candidate.name] = _no_time(deadline, limit, why)
+                too_late[candidate.name] = _no_time(deadline, limit, why)
                 continue
             with _compiled(candidate, timed) as (prepared, result):
                 cost = time.perf_counter() - begin
@@ -114,7 +115,7 @@ def run(
                     pairs = precision.timed_pairs(_calls(base, timed), _calls(prepared, timed), left)
                     if len(pairs) < precision.LEAST_PAIRS:
                         why = f"it was timed {len(pairs)} time(s), and {precision.LEAST_PAIRS} are needed"
-                        not_tried[candidate.name] = _no_time(deadline, limit, why)
+                        too_late[candidate.name] = _no_time(deadline, limit, why)
                         continue
                     gain, sure = statistics.median(pairs), precision.sure_median(pairs)
                     trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
@@ -122,11 +123,12 @@ def run(
     if not is_whole:
         # Nothing that was captured is used again; Dynamo would keep it, and remember which sizes it saw.
         torch.compiler.reset()
-    for name, why in not_tried.items():
-        logger.info("Precision %s is not tried: %s", name, why)
+    for name, why in too_late.items():
+        logger.warning("Precision %s is not tried: %s", name, why)
     return precision.explain(
-        trials, not_tried=not_tried, cases=[case.name for case in timed], seconds=time.perf_counter() - start
-    )
+        trials, not_tried={**needless, **too_late}, cases=[case.name for case in timed],
+        seconds=time.perf_counter() - start,
+    )  # fmt: skip
 
 
 @contextmanager

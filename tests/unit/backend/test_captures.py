@@ -25,12 +25,12 @@ class Net(nn.Module):
 class Capturing:
     """Compiles one model with several options."""
 
-    def __init__(self, model: nn.Module, **spec: object) -> None:
-        self.model, self._spec, self._captures = model, spec, {}
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self._captures = model, {}
 
     def __call__(self, precision: str, **options: object) -> CompiledModule:
         options = {"config": {"INFERENCE_PRECISION_HINT": precision}, **options}
-        return compile_with(self.model, CompileSpec(options=options, captures=self._captures, **self._spec)).freeze()
+        return compile_with(self.model, CompileSpec(options=options, captures=self._captures)).freeze()
 
 
 def traces(compiled: CompiledModule) -> int:

@@ -34,7 +34,12 @@ class WholeCapture:
         settings: The first settings.
         around: Context manager that is entered while a frame is traced.
         **limits: Further arguments of ``torch.compile``.
+
+    Attributes:
+        backend: Compiles the graphs.
     """
+
+    _frame_log: FrameLog
 
     def __init__(
         self,
@@ -44,27 +49,18 @@ class WholeCapture:
         around: Callable[[], AbstractContextManager[None]],
         **limits: Any,
     ) -> None:
-        self._backend = OpenVINOBackend(settings, model)
-        self._frame_log = FrameLog(settings.tracker, settings.recorder)
-        self._call = sync(capture_whole(model, self._backend, self, around, **limits))
+        self.backend = OpenVINOBackend(settings, model)
+        self._call = sync(capture_whole(model, self.backend, self, around, **limits))
 
     def call_with(self, settings: BackendSettings) -> Callable[..., Any]:
         """Returns the model as it is compiled with some settings; a call raises if it is not one graph."""
         frame_log = FrameLog(settings.tracker, settings.recorder)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._backend.settings, self._frame_log = settings, frame_log
+            self.backend.settings, self._frame_log = settings, frame_log
             return frame_log.run(self._call, *args, **kwargs)
 
         return call
-
-    def release_weights(self, settings: BackendSettings) -> None:
-        """See `OpenVINOBackend`."""
-        self._backend.release_weights(settings)
-
-    def drop(self, settings: BackendSettings) -> None:
-        """See `OpenVINOBackend`."""
-        self._backend.drop(settings)
 
     # --- the observer of frames ---------------------------------------------------------------------------------
 

@@ -229,10 +229,9 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     aten.index_fill.int_Scalar, rule=Rule(banned=FAILS + " for float16 and scalars" + INSTEAD, scalars=Lifted())
 )
 def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
-    if not x.dim():
+    # A write to no element is made a copy later (`passes/fx/empty_tensors.py`).
+    if not x.dim() or is_empty(index):
         return NotImplemented
-    if is_empty(index):
-        return x.clone()
     size = x.shape[dim]
     places = torch.arange(size, dtype=index.dtype)
     # The look-up counts negative indices from the end, and keeps the check that none is out of range.
