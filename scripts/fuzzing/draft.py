@@ -48,6 +48,14 @@ class Val:
         return storage_of(self.tensor) in self.exact_storages
 
     @property
+    def overlaps_itself(self) -> bool:
+        """Whether elements share memory, as windows do: a write to one then changes others (docs/limits.md)."""
+        offset = self.tensor.storage_offset()
+        last = offset + sum((size - 1) * step for size, step in zip(self.shape, self.tensor.stride(), strict=True))
+        places = torch.arange(last + 1).as_strided(self.shape, self.tensor.stride(), offset)
+        return places.unique().numel() < places.numel()
+
+    @property
     def dim(self) -> int:
         return self.tensor.dim()
 

@@ -202,7 +202,7 @@ def searchsorted(g: Context) -> Draft:
 
 @op(0.5)
 def select_scatter(g: Context) -> Draft:
-    value = g.take(at_least(2), lambda v: v.shape[0] >= 2)
+    value = g.take(at_least(2), lambda v: v.shape[0] >= 2, lambda v: not v.overlaps_itself)
     code = g.choice(
         ["torch.select_scatter({0}, {0}[0], 0, 1)", "torch.slice_scatter({0}, {0}[1:], 0, 0, {0}.shape[0] - 1)"]
     )

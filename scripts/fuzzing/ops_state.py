@@ -164,7 +164,8 @@ def cond(g: Context) -> Draft:
     value = g.take(floating)
     code = g.choice(["lambda a: a * 2, lambda a: a + 1", "lambda a: torch.relu(a) + 1, lambda a: a.sin()",
                      "lambda a: a.clone(), lambda a: -a", "lambda a: a.softmax(-1), lambda a: a * 0.5"])  # fmt: skip
-    test = "{0}.any()" if predicate.is_bool else "{0}.sum() > 0"
+    # Counted, since rounding would decide whether a sum of 0 is positive.
+    test = "{0}.any()" if predicate.is_bool else "({0} > 0).sum() > {0}.numel() // 2"
     return Draft(f"cond({test}, {code}, ({{1}},))", [predicate, value])
 
 

@@ -14,6 +14,7 @@ from fuzzing import modes
 from fuzzing.context import plain_cond
 from fuzzing.cost import cost_of
 from fuzzing.describe import describe
+from fuzzing.draft import Val
 from fuzzing.generate import generate
 from fuzzing.judge import MADE_NAN, difference, noise_of
 from fuzzing.model_faults import (
@@ -215,6 +216,22 @@ def test_each_fault_of_the_plugin_is_put_into_a_model_before_it_is_compiled() ->
         with mock.patch("torchserve_openvino.backend.runtime.build.crashes_plugin", before_compiling(change)(look)):
             assert run(_program(code, x, mask)).outcome == "ok"
         assert kind in names, code
+
+
+def test_values_whose_elements_share_memory_are_known() -> None:
+    """Eager PyTorch's `slice_scatter` of them changes other elements (docs/limits.md)."""
+    line = torch.zeros(4)
+    for value, overlaps in [
+        (line.unfold(0, 2, 1), True), (line.unfold(0, 2, 2), False), (line[:, None].expand(4, 2), True),
+        (torch.zeros(3, 4).t()[1:], False), (torch.zeros(0, 4), False), (torch.tensor(1.0), False),
+    ]:  # fmt: skip
+        assert Val("v0", value, set()).overlaps_itself is overlaps, value.stride()
+
+
+def test_no_branch_depends_on_the_rounding_of_a_sum() -> None:
+    drawn = [line for index in range(400) for line in generate(44, index).lines if line.op == "cond"]
+    assert drawn
+    assert not [line.code for line in drawn if "}.sum() >" in line.code]
 
 
 def test_plain_cond_is_pythons_if() -> None:
