@@ -1,5 +1,6 @@
 """Verification compares several sets of values that no compilation saw, with poisoned output memory."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.judge import Judge
-from torchserve_openvino.serving.verification.verify import compare
+from torchserve_openvino.serving.verification.verify import EagerAnswers, compare
 
 X = InputSpec("x", False, (4,), torch.float32)
 BOUNDED = InputSpec("x", False, (4,), torch.float32, low=-2.0, high=3.0)
@@ -32,7 +33,7 @@ def case(*specs: InputSpec, batch: int = 3, rich: bool = True) -> Case:
 
 
 def run(compiled: Any, eager: Any, *cases: Case, **section: Any) -> dict[str, Any]:
-    return compare(compiled, eager, cases, Judge("f32", VerifySection(**section)))
+    return compare(compiled, EagerAnswers(eager), cases, Judge("f32", VerifySection(**section)))
 
 
 def kinds(*specs: InputSpec, rich: bool = True) -> dict[str, tuple[Any, ...]]:
@@ -124,6 +125,28 @@ def test_the_result_says_what_was_compared_and_what_was_not() -> None:
         "shape, zeros: eager answers NaN everywhere",
         "shape, greatest: eager raises ValueError: not these",
     ]
+
+
+def test_eager_answers_once_for_all_precisions_and_again_what_is_too_large() -> None:
+    calls: list[torch.Tensor] = []
+    buffer = torch.zeros(3, 4)
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        # The next call overwrites this answer.
+        return buffer.copy_(x * 2)
+
+    shape, judge = case(X, rich=False), Judge("f32", VerifySection())
+    answers = EagerAnswers(eager)
+    results = [
+        compare(partial(torch.mul, factor), answers, [shape], judge) for factor in map(torch.tensor, (2.0, 2.0, 3.0))
+    ]
+    assert [result["passed"] for result in results] == [True, True, False]
+    assert len(calls) == results[0]["value_sets"]["compared"] == 2
+    calls.clear()
+    too_large = EagerAnswers(eager, most_bytes=buffer.nbytes)
+    assert all(compare(lambda x: x * 2, too_large, [shape], judge)["passed"] for _ in range(3))
+    assert len(calls) == 1 + 3
 
 
 def test_a_shape_whose_other_values_eager_refuses_is_compared_as_recorded() -> None:

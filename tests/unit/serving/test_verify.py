@@ -6,13 +6,13 @@ import torch
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.judge import Judge
-from torchserve_openvino.serving.verification.verify import compare
+from torchserve_openvino.serving.verification.verify import EagerAnswers, compare
 
 BATCH = [Case("batch 2", ((torch.tensor([[1.0, 2.0], [3.0, -1.0]]),), {}))]
 
 
 def run(compiled, eager=lambda x: x, **section):
-    return compare(compiled, eager, BATCH, Judge("f32", VerifySection(**section)))
+    return compare(compiled, EagerAnswers(eager), BATCH, Judge("f32", VerifySection(**section)))
 
 
 def test_figures() -> None:

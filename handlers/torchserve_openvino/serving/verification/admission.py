@@ -42,6 +42,7 @@ class Admission:
         measure: Measure | None = None,
     ) -> None:
         self._eager, self._section, self._cases, self._part = eager, section, cases, part
+        self._answers = verify.EagerAnswers(eager)
         # A bound of another measure than a part's is for the task's model.
         bounds = section.verify.measure
         other = part and (measure is None or getattr(bounds, measure.name) is None)
@@ -102,7 +103,7 @@ class Admission:
         """
         own = report.summary.precision
         judge = self.judge_in(own if own == "int8" else precision or own or "f32")
-        return verify.compare(model, self._eager, self._cases if cases is None else cases, judge, self.times)
+        return verify.compare(model, self._answers, self._cases if cases is None else cases, judge, self.times)
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.

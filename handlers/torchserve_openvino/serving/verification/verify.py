@@ -91,11 +91,54 @@ def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[t
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20
+# What is kept of answers, at most.
+_KEPT_BYTES = 1 << 26
+
+
+class EagerAnswers:
+    """Eager PyTorch's answers to sets of values, computed once for all precisions that are compared with them.
+
+    Args:
+        eager: The model in PyTorch.
+        most_bytes: Answers beyond this size are computed again each time.
+    """
+
+    def __init__(self, eager: Callable[..., Any], most_bytes: int = _KEPT_BYTES) -> None:
+        self._eager = eager
+        self._free = most_bytes
+        self._kept: dict[tuple[str, str], tuple[list[torch.Tensor], float]] = {}
+
+    def of(self, case: str, values: ValueSet) -> tuple[list[torch.Tensor], float]:
+        """Returns the tensors of the answer, and the seconds that it took.
+
+        Args:
+            case: Name of the case.
+            values: Its values; a case makes the same values each time under one name.
+        """
+        key = case, values.name
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        args, kwargs = values.inputs
+        start = time.perf_counter()
+        tensors = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
+        seconds = time.perf_counter() - start
+        size = sum(tensor.nbytes for tensor in tensors)
+        if size <= self._free:
+            self._free -= size
+            # An answer may be part of the model, or of its inputs, which later calls may change.
+            self._kept[key] = [tensor.clone() for tensor in tensors], seconds
+        return tensors, seconds
+
+    def differ_by_rounding(
+        self, values: ValueSet, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], precision: str
+    ) -> bool:
+        """Checks whether answers differ no more than eager's own do in another precision; see `is_rounding`."""
+        return is_rounding(self._eager, values.inputs, got, expected, precision)
 
 
 def compare(
     compiled: Callable[..., Any],
-    eager: Callable[..., Any],
+    eager: EagerAnswers,
     cases: Sequence[Case],
     judge: Judge,
     times: dict[str, CaseTimes] | None = None,
@@ -103,6 +146,9 @@ def compare(
     """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
     Args:
+        compiled: The compiled model.
+        eager: Answers to compare with.
+        cases: The calls to compare.
         judge: Judges each answer.
         times: Gets the times of each case, by its name.
 
@@ -141,7 +187,7 @@ def compare(
 class _Comparison:
     """Runs the comparisons of all cases and collects their results."""
 
-    def __init__(self, compiled: Callable[..., Any], eager: Callable[..., Any], judge: Judge) -> None:
+    def __init__(self, compiled: Callable[..., Any], eager: EagerAnswers, judge: Judge) -> None:
         self._compiled, self._eager, self._judge = compiled, eager, judge
         self._poisoned = getattr(compiled, "poisoned", nullcontext)
         self.outputs: list[dict[str, float | None]] = []
@@ -165,14 +211,12 @@ class _Comparison:
         """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
         name = f"{case}, {values.name}"
         args, kwargs = values.inputs
-        start = time.perf_counter()
         try:
-            expected = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
+            expected, eager_seconds = self._eager.of(case, values)
         except Exception as error:
             if required:
                 raise
             return self._skip(name, f"eager raises {class_and_line(error)}")
-        middle = time.perf_counter()
         if reason := "" if required else _says_nothing(expected, values):
             return self._skip(name, reason)
         begin = time.perf_counter()
@@ -185,10 +229,11 @@ class _Comparison:
             self.problems.append(f"{name}: raises {class_and_line(error)}")
             return True
         took = time.perf_counter() - begin
-        seconds = CaseTimes(middle - start, took, took)
+        seconds = CaseTimes(eager_seconds, took, took)
         self.times[case] = self.times.get(case, seconds).merged(seconds)
         verdict, precision = self._judge.judge(got, expected), self._judge.precision
-        if verdict.problems and values.constant and is_rounding(self._eager, values.inputs, got, expected, precision):
+        may_round = bool(verdict.problems) and values.constant
+        if may_round and self._eager.differ_by_rounding(values, got, expected, precision):
             return self._skip(name, "rounding alone changes eager's answer as much")
         if self._judge.measure is not None:
             self.measured = self._judge.measure.worse(self.measured, verdict.measured)
