@@ -67,7 +67,7 @@ TIMM = [*VISION, "timm>=1.0.20,<2"]
 HF = ["orjson>=3.10,<4", "transformers>=5,<6"]
 # The three match one another and OpenVINO: GenAI refuses another version.
 GENERATE = [*HF, "jinja2>=3.1,<4", "openvino-genai>=2026.4,<2026.5", "openvino-tokenizers>=2026.4,<2026.5"]
-# NNCF imports torchao where it quantises activations.
+# NNCF imports torchao where it quantizes activations.
 QUANTIZE = ["nncf>=3.4,<3.5", "torchao>=0.18,<0.19"]
 # The stand-ins for diffusers' models follow how its pipelines call these, so this range is the tested one, too.
 DIFFUSION = ["diffusers>=0.42,<0.43", *HF]

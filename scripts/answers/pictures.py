@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 _LEAST = 480
 # Most classes in a legend; the rest is drawn without a name.
 _MOST_NAMES = 20
-# Share of the class's colour in an overlay.
+# Share of the class's color in an overlay.
 _OPACITY = 0.55
 # Dark, middle and bright end of the scale of depth, which also differ in grey.
 _SCALE = ("#0d0887", "#cc4778", "#f0f921")
@@ -80,17 +80,17 @@ def _enlarged(photo: Image.Image) -> tuple[Image.Image, float]:
     return (photo, 1.0) if factor == 1.0 else (photo.resize([round(side * factor) for side in photo.size]), factor)
 
 
-def _colour(number: int) -> tuple[int, int, int]:
-    """Returns a colour that differs from those of the numbers around it."""
+def _color(number: int) -> tuple[int, int, int]:
+    """Returns a color that differs from those of the numbers around it."""
     # Steps of the golden ratio spread hues evenly, however many there are.
     hue = (number * 0.618034 + 0.02) % 1.0
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.9, (1.0, 0.75)[number % 2])
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _ink(colour: tuple[int, int, int]) -> str:
-    """Returns black or white, whichever can be read on a colour."""
-    return "black" if 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140 else "white"
+def _ink(color: tuple[int, int, int]) -> str:
+    """Returns black or white, whichever can be read on a color."""
+    return "black" if 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] > 140 else "white"
 
 
 def _font(picture: Image.Image) -> Any:
@@ -102,13 +102,13 @@ def _boxes(answer: Rows, photo: Image.Image) -> tuple[Image.Image, Rows]:
     picture = picture.copy()
     draw, font = ImageDraw.Draw(picture), _font(picture)
     named = [(*(_box(each) or ("", [])), float(each["score"])) for each in answer]
-    colours = {name: _colour(i) for i, name in enumerate(dict.fromkeys(name for name, _, _ in named))}
+    colors = {name: _color(i) for i, name in enumerate(dict.fromkeys(name for name, _, _ in named))}
     width = max(2, max(picture.size) // 300)
     # The surest last, on top of the others; labels on top of all boxes.
     upwards = sorted(named, key=lambda each: each[2])
     for name, box, _ in upwards:
         left, top, right, bottom = (side * factor for side in box)
-        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colours[name], width=width)
+        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colors[name], width=width)
     for name, box, score in upwards:
         text = f"{name} {score:.2f}"
         _, _, wide, high = draw.textbbox((0, 0), text, font=font)
@@ -116,8 +116,8 @@ def _boxes(answer: Rows, photo: Image.Image) -> tuple[Image.Image, Rows]:
         x = min(max(0.0, box[0] * factor), max(0.0, picture.width - wide - 6))
         y = box[1] * factor - high - 5
         y = min(y if y >= 0 else max(0.0, box[1] * factor), max(0.0, picture.height - high - 5))
-        draw.rectangle((x, y, x + wide + 6, y + high + 5), fill=colours[name])
-        draw.text((x + 3, y + 2), text, font=font, fill=_ink(colours[name]))
+        draw.rectangle((x, y, x + wide + 6, y + high + 5), fill=colors[name])
+        draw.text((x + 3, y + 2), text, font=font, fill=_ink(colors[name]))
     return picture, [
         {"label": name, "score": score, **dict(zip(("x1", "y1", "x2", "y2"), map(_round, box), strict=True))}
         for name, box, score in named
@@ -129,7 +129,7 @@ def _round(number: float) -> str:
 
 
 def _overlay(classes: Any, names: Mapping[str, str], photo: Image.Image) -> tuple[Image.Image, Rows]:
-    """Colours each pixel by its class.
+    """Colors each pixel by its class.
 
     Args:
         classes: Integers ``[height, width]``, in any size.
@@ -138,15 +138,15 @@ def _overlay(classes: Any, names: Mapping[str, str], photo: Image.Image) -> tupl
     """
     picture, _ = _enlarged(photo)
     numbers, counts = np.unique(classes, return_counts=True)
-    palette = np.array([_colour(int(number)) for number in numbers], dtype=np.uint8)
-    colours = Image.fromarray(palette[np.searchsorted(numbers, classes)])
-    colours = colours.resize(picture.size, Image.Resampling.NEAREST)
+    palette = np.array([_color(int(number)) for number in numbers], dtype=np.uint8)
+    colors = Image.fromarray(palette[np.searchsorted(numbers, classes)])
+    colors = colors.resize(picture.size, Image.Resampling.NEAREST)
     rows = [
         {"class": int(number), "label": names.get(str(number), ""), "share": f"{count / classes.size:.1%}"}
         for number, count in sorted(zip(numbers, counts, strict=True), key=lambda pair: -pair[1])
     ]
-    blended = Image.blend(picture, colours, _OPACITY)
-    legend = [(_colour(row["class"]), f"{row['label'] or row['class']}  {row['share']}") for row in rows]
+    blended = Image.blend(picture, colors, _OPACITY)
+    legend = [(_color(row["class"]), f"{row['label'] or row['class']}  {row['share']}") for row in rows]
     return _beside(blended, legend), rows
 
 
@@ -161,30 +161,30 @@ def _beside(picture: Image.Image, legend: list[tuple[tuple[int, int, int], str]]
     made = Image.new("RGB", (picture.width + wide, max(picture.height, line * len(entries) + 16)), "white")
     made.paste(picture, (0, 0))
     draw = ImageDraw.Draw(made)
-    for place, (colour, text) in enumerate(entries):
+    for place, (color, text) in enumerate(entries):
         x, y = picture.width + 10, 8 + place * line
-        draw.rectangle((x, y, x + line - 6, y + line - 6), fill=colour)
+        draw.rectangle((x, y, x + line - 6, y + line - 6), fill=color)
         draw.text((x + line + 2, y + (line - 6) // 2), text, font=font, fill="black", anchor="lm")
     return made
 
 
 def _depth(answer: Mapping[str, Any]) -> Image.Image:
-    """Returns the depth in colours, above a scale with its least and its greatest number."""
+    """Returns the depth in colors, above a scale with its least and its greatest number."""
     grey, _ = _enlarged(_opened(answer["depth"]).convert("L"))
     font = _font(grey)
     high = round(font.size * 1.8)
     made = Image.new("RGB", (grey.width, grey.height + high), "white")
-    made.paste(_coloured(grey), (0, 0))
+    made.paste(_colored(grey), (0, 0))
     least, most = (f"{answer[name]:.4g}" for name in ("min", "max"))
     start, end = round(font.getlength(least)) + 12, grey.width - round(font.getlength(most)) - 12
     ramp = Image.linear_gradient("L").rotate(90).resize((max(1, end - start), max(1, high - 10)))
-    made.paste(_coloured(ramp), (start, grey.height + 5))
+    made.paste(_colored(ramp), (start, grey.height + 5))
     draw = ImageDraw.Draw(made)
     draw.text((6, grey.height + high // 2), least, font=font, fill="black", anchor="lm")
     draw.text((grey.width - 6, grey.height + high // 2), most, font=font, fill="black", anchor="rm")
     return made
 
 
-def _coloured(grey: Image.Image) -> Image.Image:
+def _colored(grey: Image.Image) -> Image.Image:
     dark, middle, bright = _SCALE
     return ImageOps.colorize(grey, dark, bright, mid=middle)

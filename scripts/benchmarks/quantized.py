@@ -3,9 +3,9 @@
     python scripts/benchmarks/quantized.py
     python scripts/benchmarks/quantized.py --models resnet50 --turns 50 --json quantized.json
 
-NNCF quantises each model once, as `package --quantize` does; raw OpenVINO runs that same model, and what NNCF makes of
+NNCF quantizes each model once, as `package --quantize` does; raw OpenVINO runs that same model, and what NNCF makes of
 the model in f32 that OpenVINO converted. All contenders run interleaved in one process; compare the ratios. The
-difference is that from the quantised model in eager PyTorch, relative to its largest value, over several inputs. Needs
+difference is that from the quantized model in eager PyTorch, relative to its largest value, over several inputs. Needs
 the extras `examples`, `hf` and `quantize`. For int8, a CPU with VNNI or AMX.
 """
 
@@ -29,11 +29,11 @@ from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
 from benchmarks.models import MODELS, BenchModel, tensors
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
+from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.samples import Sample
 
 INT4 = "int4-layers"
-EAGER, EAGER_MADE, OURS_F32, OURS = "eager, f32", "eager, quantised", "this package, f32", "this package, quantised"
+EAGER, EAGER_MADE, OURS_F32, OURS = "eager, f32", "eager, quantized", "this package, f32", "this package, quantized"
 RAW_F32, RAW, RAW_OWN = "raw OpenVINO, f32", "raw OpenVINO, same model", "raw OpenVINO, own int8"
 
 
@@ -110,7 +110,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     samples = calibration(model)
     method = "int4_weights" if name == INT4 else "int8"
     section = QuantizeSection.model_validate({"method": method, "calibration": {"data": "-"}})
-    made = quantised(exported(model.module, samples)[0], section, samples)
+    made = quantized(exported(model.module, samples)[0], section, samples)
     checked = samples[:8]
     contenders: dict[str, tuple[Call, Any]] = {
         EAGER: (lambda: model.module(**model.kwargs), None),
@@ -168,13 +168,13 @@ def main(
     threads: Annotated[int, typer.Option(help="Of eager PyTorch; OpenVINO takes all cores.", min=1)] = 2,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
 ) -> None:
-    """Times quantised models against f32 and raw OpenVINO, interleaved."""
+    """Times quantized models against f32 and raw OpenVINO, interleaved."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     found = []
     for name in output.chosen(models, (*MODELS, INT4), "--models"):
-        with output.progress.status(f"{name}: quantising, compiling, timing"):
+        with output.progress.status(f"{name}: quantizing, compiling, timing"):
             found.append(measure(name, turns))
         one = found[-1]
         cells = [row(one, key) for key in one["milliseconds"]]

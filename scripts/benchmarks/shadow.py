@@ -1,7 +1,7 @@
 """Measures what `verify.shadow` costs requests: one worker's handler under an open load, with and without, interleaved.
 
     python scripts/benchmarks/shadow.py
-    python scripts/benchmarks/shadow.py --share 0.01 --utilisation 0.5 --blocks 20 --json shadow.json
+    python scripts/benchmarks/shadow.py --share 0.01 --utilization 0.5 --blocks 20 --json shadow.json
 
 Requests arrive as a Poisson process at a given share of the handler's capacity, whether the previous one is answered or
 not. Blocks with and without the shadow alternate, with the same arrival times. The handler is the shipped
@@ -115,7 +115,7 @@ def main(
     model: Annotated[str, typer.Option(help=" or ".join(PHOTO_MODELS))] = "efficientnet-lite0",
     share: Annotated[float, typer.Option(help="verify.shadow", min=0.0, max=1.0)] = 0.01,
     budget: Annotated[float, typer.Option(help="verify.shadow_budget")] = 0.05,
-    utilisation: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent", min=0.01)] = 0.5,
+    utilization: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent", min=0.01)] = 0.5,
     blocks: Annotated[int, typer.Option(help="Pairs of blocks", min=3)] = 12,
     requests: Annotated[int, typer.Option(help="Requests of a block", min=20)] = 500,
     seed: Annotated[int, typer.Option(help="Of the arrival times")] = 0,
@@ -140,17 +140,17 @@ def main(
         for handler in handlers.values():
             capacity(handler, body, 1.0)
         rate = capacity(handlers["without"], body, 3.0)
-        output.progress.print(f"capacity {rate:.1f} requests/s, sending {utilisation * rate:.1f}/s")
+        output.progress.print(f"capacity {rate:.1f} requests/s, sending {utilization * rate:.1f}/s")
         arrivals = random.Random(seed)
         for turn in range(blocks):
-            gaps = [arrivals.expovariate(utilisation * rate) for _ in range(requests)]
+            gaps = [arrivals.expovariate(utilization * rate) for _ in range(requests)]
             # The order alternates, so that drift of the machine affects both.
             for name in ("without", "with") if turn % 2 == 0 else ("with", "without"):
                 results[name].append(block(handlers[name], body, gaps))
                 drained(handlers[name])
         shadow = handlers["with"].describe_handle()["verify"].get("shadow", {})
     rows = compared(results["without"], results["with"])
-    out.print(table(f"{model}, one photo, {utilisation:.0%} of {rate:.1f} requests/s, shadow {share:g}", rows))
+    out.print(table(f"{model}, one photo, {utilization:.0%} of {rate:.1f} requests/s, shadow {share:g}", rows))
     if shadow:
         out.print(
             f"checked {shadow['checked']} of {blocks * requests} requests in {shadow['seconds']:.2f} s, "
@@ -159,7 +159,7 @@ def main(
     late = statistics.median(one["late"] for one in results["without"])
     if late > SATURATED:
         out.print(f"The handler could not keep up ({late:.2f} of the time): the figures say nothing about idle time.")
-    facts = {"model": model, "share": share, "budget": budget, "utilisation": utilisation, "capacity": rate}
+    facts = {"model": model, "share": share, "budget": budget, "utilization": utilization, "capacity": rate}
     output.write_json(json_path, {**facts, "rows": rows, "shadow": shadow, "blocks": results})
 
 

@@ -35,8 +35,8 @@ NO_EXTREMES = frozenset(
     special.laguerre_polynomial_l special.legendre_polynomial_p nn.functional.soft_margin_loss
     """.split()
 )
-# They return uninitialised memory.
-UNINITIALISED = frozenset(
+# They return uninitialized memory.
+UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_".split()
 )
 

@@ -25,7 +25,7 @@ def difference(got: Any, expected: Any, values: bool = True) -> str:
     Args:
         got: The compiled function's answer, of any structure.
         expected: Eager's answer.
-        values: False compares types and shapes only (random numbers, uninitialised memory).
+        values: False compares types and shapes only (random numbers, uninitialized memory).
     """
     ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):

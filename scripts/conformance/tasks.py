@@ -48,7 +48,7 @@ def run(task: dict[str, Any]) -> Outcome:
     # Indices of tied values are compared by the values they select, which the arithmetic would change.
     if task["followed"] and name not in cases.TIES:
         function = followed(function)
-    return run_calls(function, calls, name.split(".")[0] not in cases.UNINITIALISED, settle, task["mode"])
+    return run_calls(function, calls, name.split(".")[0] not in cases.UNINITIALIZED, settle, task["mode"])
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
-"""Layers in 8 bits, as quantisers write them: quantised values and weights, dequantised before each operator.
+"""Layers in 8 bits, as quantizers write them: quantized values and weights, dequantized before each operator.
 
-Quantisation turns a rounding error before it into a whole step, so it only takes values without any: multiples of 1/64.
+Quantization turns a rounding error before it into a whole step, so it only takes values without any: multiples of 1/64.
 Scales are odd multiples of that: no quotient lies halfway between two integers, where OpenVINO may round the other way.
 """
 

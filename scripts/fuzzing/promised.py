@@ -124,7 +124,7 @@ class LooksForNaN(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(result):
-            # Uninitialised memory may hold anything.
+            # Uninitialized memory may hold anything.
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and "empty" not in str(func):
                 self.found |= bool(leaf.isnan().any())
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuzzing.draft import Val
 from fuzzing.real_context import RealContext
 
-# Sizes of published models, and both neighbours of those at which kernels change.
+# Sizes of published models, and both neighbors of those at which kernels change.
 HEADS = (32, 40, 48, 63, 64, 64, 64, 72, 80, 96, 112, 127, 128, 128, 128, 128, 129, 144, 160, 192, 192, 255, 256, 256)
 HIDDEN = (64, 64, 96, 127, 128, 128, 192, 255, 256, 256, 257, 320, 384, 512, 576, 640, 768, 768, 896, 960, 1000, 1024,
           1152, 1280, 1536, 1600, 2048, 2560, 3072, 3584, 4096)  # fmt: skip

@@ -19,7 +19,7 @@ SCALE, ZERO = np.float32(0.05), np.float32(3)
 
 
 def dequantized(value: ov.Node, zero: np.float32 = ZERO) -> ov.Node:
-    """As the conversion of this package writes quantisation to 8 bits, and back."""
+    """As the conversion of this package writes quantization to 8 bits, and back."""
     ends = [ops.constant(np.float32(end)) for end in ((-128 - zero) * SCALE, (127 - zero) * SCALE, -128, 127)]
     integers = ops.convert(ops.fake_quantize(value, *ends, 256), "i8")
     shifted = ops.subtract(ops.convert(integers, "f32"), ops.constant(zero))

@@ -64,7 +64,7 @@ def test_a_float_model_is_served_in_int8(server: TorchServeProcess, tmp_path: Pa
         server.http.delete(f"{server.management_url}/models/{NAME}")
 
 
-def test_a_model_that_is_quantised_already(tmp_path: Path) -> None:
+def test_a_model_that_is_quantized_already(tmp_path: Path) -> None:
     """``--from`` takes it, compares it, and refuses one that answers otherwise."""
     (tmp_path / "model.py").write_text(CODE)
     torch.save(trained().state_dict(), tmp_path / "weights.pth")

@@ -64,7 +64,7 @@ def listener() -> socket.socket:
     return listening
 
 
-def test_it_recognises_the_cat_and_stops_its_server(work):
+def test_it_recognizes_the_cat_and_stops_its_server(work):
     done = quickstart(work, "--ports", "auto")
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"The photo is: (.+), with probability (0\.\d+)", done.stdout)
@@ -80,7 +80,7 @@ def test_it_recognises_the_cat_and_stops_its_server(work):
 
 @pytest.mark.slow
 @pytest.mark.slow
-def test_without_java_it_recognises_the_cat_too(work):
+def test_without_java_it_recognizes_the_cat_too(work):
     pytest.importorskip("uvicorn", reason="needs the extra serve")
     # What follows the installation, which must not change this environment.
     sockets = [listener() for _ in range(3)]

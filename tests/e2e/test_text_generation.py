@@ -141,8 +141,8 @@ def test_stop_n_seed_and_logprobs(client: openai.OpenAI, served: str) -> None:
     logprobs = made.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 5
     assert all(each.logprob == each.top_logprobs[0].logprob <= 0 for each in logprobs.content)
-    (penalised,) = texts(temperature=0, extra_body={"repetition_penalty": 1.8, "top_k": 5})
-    assert penalised != whole
+    (penalized,) = texts(temperature=0, extra_body={"repetition_penalty": 1.8, "top_k": 5})
+    assert penalized != whole
 
 
 def test_errors_of_openais_client(client: openai.OpenAI, served: str) -> None:

@@ -28,7 +28,7 @@ def part(text: str) -> Part:
 
 
 def items_of(part: Part, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns the tests of a part, in order: neighbours stay together, since they share models and servers."""
+    """Returns the tests of a part, in order: neighbors stay together, since they share models and servers."""
     seconds = [durations.of(item) for item in items]
     total, before, chosen = sum(seconds), 0.0, []
     for item, each in zip(items, seconds, strict=True):

@@ -121,7 +121,7 @@ def test_the_recipe_of_openvinos_page(capsys: pytest.CaptureFixture[str]) -> Non
     pytest.importorskip("torchao")
     space: dict[str, object] = {}
     exec(python("import torch\nfrom torchao"), space)
-    model, photos = space["quantised"], space["photos"]
+    model, photos = space["quantized"], space["photos"]
     with torch.no_grad():
         torch.testing.assert_close(space["compiled"](photos[1]), model(photos[1]), rtol=0, atol=0.05)
     report = space["compiled"].report

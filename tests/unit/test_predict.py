@@ -97,7 +97,7 @@ def test_classes_are_an_overlay_with_a_legend(ask, photo, tmp_path) -> None:
     assert "road" in done.stdout and "tree" in done.stdout
 
 
-def test_depth_is_coloured_above_its_scale(ask, photo, tmp_path) -> None:
+def test_depth_is_colored_above_its_scale(ask, photo, tmp_path) -> None:
     done, _ = ask(DEPTH, "depth", photo)
     assert done.exit_code == 0 and "0.4" in done.stdout and "9.1" in done.stdout and "iVBOR" not in done.stdout
     made = tmp_path / "street-depth.png"

@@ -303,13 +303,13 @@ def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_plain_tensors(model: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
-    """Returns what to capture: the model, or the twin of one that computes on torch's quantised tensors."""
+    """Returns what to capture: the model, or the twin of one that computes on torch's quantized tensors."""
     if not is_quantized_by_fx(model):
         return model
     try:
         return decomposed(model)
     except UnknownLayerError as error:
-        tracker.add_note(f"the model was quantised by torch.ao, and runs as it is: {error}")
+        tracker.add_note(f"the model was quantized by torch.ao, and runs as it is: {error}")
         return model
 
 

@@ -134,7 +134,7 @@ def grows(waiting: Sequence[float], seconds: Sequence[float], confidence: float 
     """
     if len(waiting) < 20:
         return False
-    # Neighbours share a queue: means of blocks are nearly independent.
+    # Neighbors share a queue: means of blocks are nearly independent.
     blocks = np.array_split(np.argsort(np.asarray(seconds)), 20)
     means = [float(np.mean(np.asarray(waiting)[block])) for block in blocks]
     rank = stats.kendalltau(range(len(means)), means)

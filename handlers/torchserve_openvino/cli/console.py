@@ -19,7 +19,7 @@ _PIPE_WIDTH = 160
 
 
 def stdout() -> Console:
-    """Returns a console for tables: coloured and as wide as the terminal, or plain and of fixed width elsewhere."""
+    """Returns a console for tables: colored and as wide as the terminal, or plain and of fixed width elsewhere."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
@@ -27,7 +27,7 @@ def stdout() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Prints a value as JSON on stdout, never wrapped or coloured."""
+    """Prints a value as JSON on stdout, never wrapped or colored."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 

@@ -120,7 +120,7 @@ def package(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="With --quantize: a .pt2 of the model that is quantised already; it is only compared with f32.",
+            help="With --quantize: a .pt2 of the model that is quantized already; it is only compared with f32.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -222,14 +222,14 @@ def package(
         extra = [path for path in (index_to_name, *(sample or ()), *_paths(extra_files or [])) if path is not None]
         if index_to_name is not None and index_to_name.name != "index_to_name.json":
             raise typer.BadParameter(f"the handlers read index_to_name.json; rename {index_to_name.name}.")
-        from torchserve_openvino.packaging.build_archive import Quantising, Recipe, make
+        from torchserve_openvino.packaging.build_archive import Quantizing, Recipe, make
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}
         recipe = Recipe(
             model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
             bundle_package, precompile, level or [], pretrained,
-            Quantising(quantize, calibration, made, config_file.parent if config_file else Path()),
+            Quantizing(quantize, calibration, made, config_file.parent if config_file else Path()),
         )  # fmt: skip
         with steps(lambda text: typer.echo(text, err=True)) as step:
             result = make(recipe, target, step)

@@ -1,4 +1,4 @@
-"""Normalises operator names: to ``aten.relu.default`` (one overload) or ``aten.relu`` (all overloads)."""
+"""Normalizes operator names: to ``aten.relu.default`` (one overload) or ``aten.relu`` (all overloads)."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from torchserve_openvino.errors import UnknownOperatorError
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}")
 
 
-def normalise(spelling: str) -> str:
+def normalize(spelling: str) -> str:
     """Converts a spelling to dotted form; does not check whether the operator exists.
 
     Args:
@@ -25,7 +25,7 @@ def normalise(spelling: str) -> str:
 def spelled(op: Any) -> str | None:
     """Returns the name that an option's entry (a string or torch's operator object) spells; None for anything else."""
     if isinstance(op, str):
-        return normalise(op)
+        return normalize(op)
     # OpOverload and OpOverloadPacket print as "aten.relu.default" and "aten.relu".
     if type(op).__name__ in {"OpOverload", "OpOverloadPacket"}:
         return str(op)

@@ -140,7 +140,7 @@ def write(folder: Path, target: Path) -> None:
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
     info = zipfile.ZipInfo(name, EPOCH)
     info.external_attr = 0o644 << 16
-    # Weights and compiled models hardly shrink, and deflating them takes longer than everything else. A quantised
+    # Weights and compiled models hardly shrink, and deflating them takes longer than everything else. A quantized
     # program has few weights beside its graph, which is text, and its example inputs, which are zeros.
     stored = path.stat().st_size > 2**20 and path.name != QUANTIZED_MODEL
     info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED

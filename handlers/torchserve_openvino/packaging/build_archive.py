@@ -1,4 +1,4 @@
-"""Makes a .mar step by step: torch-model-archiver, the model's folder, checks, quantising, compiled graphs."""
+"""Makes a .mar step by step: torch-model-archiver, the model's folder, checks, quantizing, compiled graphs."""
 
 import base64
 import hashlib
@@ -25,13 +25,13 @@ from torchserve_openvino.serving.loading.archive import model_of
 
 
 @dataclass(frozen=True)
-class Quantising:
+class Quantizing:
     """What a command line says of `handler.openvino.quantize`.
 
     Attributes:
         method: Instead of the YAML's.
         calibration: Instead of the YAML's ``calibration.data``.
-        made: A model that is quantised already.
+        made: A model that is quantized already.
         beside: Folder to which paths in the YAML are relative.
     """
 
@@ -76,7 +76,7 @@ class Recipe:
         precompiles: Whether the compiled graphs are added.
         levels: CPU levels for which they are compiled, besides this machine's.
         pretrained: The Hugging Face model, if it is one.
-        quantising: Of the model.
+        quantizing: Of the model.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Recipe:
     precompiles: bool = False
     levels: Sequence[str] = ()
     pretrained: HubModel | None = None
-    quantising: Quantising = field(default_factory=Quantising)
+    quantizing: Quantizing = field(default_factory=Quantizing)
 
 
 def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str, Any]:
@@ -118,21 +118,21 @@ def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str,
         archive.extract(archive.run_archiver(arguments, recipe.name, work), folder)
         if recipe.pretrained is not None:
             hub.put_into(folder, recipe.pretrained)
-        recipe.quantising.write(folder)
+        recipe.quantizing.write(folder)
         # The archive may be served by another machine, which has the device.
         checked = check_folder(folder, check_device=False)
         if checked.problems:
             raise PackagingError("a worker would not serve it: " + "; ".join(checked.problems))
-        quantised = None
+        quantized = None
         if checked.config.openvino.quantize.method is not None:
-            quantised = quantize(folder, recipe.quantising.beside, recipe.quantising.made, step)
-        elif recipe.quantising.made is not None:
+            quantized = quantize(folder, recipe.quantizing.beside, recipe.quantizing.made, step)
+        elif recipe.quantizing.made is not None:
             raise PackagingError("--from needs --quantize, or handler.openvino.quantize.method.")
         done = precompile(folder, list(recipe.levels), step) if recipe.precompiles else []
         step("writing the archive")
         archive.write(folder, target)
     summaries = [each.summary for each in done]
-    facts = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantised}
+    facts = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantized}
     if recipe.pretrained is None:
         return facts
     return {**facts, "task": recipe.pretrained.task.handler, "task_from": recipe.pretrained.why}

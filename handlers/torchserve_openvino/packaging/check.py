@@ -158,7 +158,7 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
             pipeline_folder(folder)
             return
         if not has_f32(folder):
-            # Its weights are in the quantised model.
+            # Its weights are in the quantized model.
             return
         scheme = scheme_of(read_config(hub_folder(folder)))
         if task.handler == "text_generator":

@@ -23,7 +23,7 @@ import torch
 
 
 class TimmModel(torch.nn.Module):
-    """Maps normalised photos ``[batch, 3, {size}, {size}]`` to logits ``[batch, {classes}]``."""
+    """Maps normalized photos ``[batch, 3, {size}, {size}]`` to logits ``[batch, {classes}]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def write_timm(name: str, weights: Path, config: Path, folder: Path, *, keeps_im
 def image_section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Translates timm's data configuration to ``handler.openvino.image``.
 
-    Formula: timm's `transforms_imagenet_eval`: the shorter side becomes ``floor(size / crop_pct)``, then the centre is
+    Formula: timm's `transforms_imagenet_eval`: the shorter side becomes ``floor(size / crop_pct)``, then the center is
     cut out.
 
     Args:
@@ -106,7 +106,7 @@ def image_section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     if channels != 3 or height != width:
         raise PackagingError(f"--timm {name}: takes {list(data['input_size'])}; image_classifier makes [3, n, n] only.")
     if data["crop_mode"] != "center":
-        raise PackagingError(f"--timm {name}: crop_mode {data['crop_mode']!r}; image_classifier cuts the centre only.")
+        raise PackagingError(f"--timm {name}: crop_mode {data['crop_mode']!r}; image_classifier cuts the center only.")
     if data["interpolation"] not in _FILTERS:
         raise PackagingError(
             f"--timm {name}: interpolation {data['interpolation']!r}; image_classifier has {', '.join(_FILTERS)}."

@@ -66,8 +66,8 @@ def _of_gptq(name: str, parts: Mapping[str, Tensor], scheme: Scheme) -> Quantize
 def _true_zeros(name: str, words: NDArray[np.uint32], scheme: Scheme) -> Integers:
     """Returns the zero points of GPTQ's first format, which stores each as one less.
 
-    A zero point of 0 is stored as -1. Writers disagree on what becomes of its neighbours in the word: GPTQModel borrows
-    from the next ones, others keep each apart. Only the last one of a word has no neighbour to hurt.
+    A zero point of 0 is stored as -1. Writers disagree on what becomes of its neighbors in the word: GPTQModel borrows
+    from the next ones, others keep each apart. Only the last one of a word has no neighbor to hurt.
     """
     highest = 2**scheme.bits - 1
     stored = unpacked(words, scheme.bits).reshape(*words.shape, 32 // scheme.bits)

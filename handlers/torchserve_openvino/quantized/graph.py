@@ -42,9 +42,9 @@ def weight_of(blocked: Blocked, name: str) -> ov.Output:
     else:
         zeros = _constant(blocked.zero_points, blocked.bits, [rows, blocks, 1])
     scales: Any = ops.constant(np.ascontiguousarray(blocked.scales).astype(np.float32).reshape(rows, blocks, 1))
-    centred = ops.subtract(ops.convert(values, "f32"), ops.convert(zeros, "f32"))
+    centered = ops.subtract(ops.convert(values, "f32"), ops.convert(zeros, "f32"))
     shape = ops.constant(np.array([rows, blocks * size], np.int64))
-    return ops.reshape(ops.multiply(centred, scales), shape, special_zero=False).output(0)
+    return ops.reshape(ops.multiply(centered, scales), shape, special_zero=False).output(0)
 
 
 def product(x: ov.Output, blocked: Blocked, name: str) -> Any:

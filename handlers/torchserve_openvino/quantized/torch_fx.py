@@ -1,7 +1,7 @@
-"""Models that torch.ao quantised by FX, in the operators that OpenVINO converts.
+"""Models that torch.ao quantized by FX, in the operators that OpenVINO converts.
 
-Such a model computes on quantised tensors, which Dynamo can't trace, with weights that are packed for another library.
-Its twin has the same layers in plain tensors: each takes dequantised inputs, computes in floats, and quantises its
+Such a model computes on quantized tensors, which Dynamo can't trace, with weights that are packed for another library.
+Its twin has the same layers in plain tensors: each takes dequantized inputs, computes in floats, and quantizes its
 result, which OpenVINO turns into kernels of 8 bits. A result that lies halfway between two integers may become either.
 """
 
@@ -51,7 +51,7 @@ class _Value:
 
     Attributes:
         node: A float tensor, or whatever else the node is.
-        scale: Scale, zero point and type, if the original is a quantised tensor; ``node`` is then dequantised.
+        scale: Scale, zero point and type, if the original is a quantized tensor; ``node`` is then dequantized.
     """
 
     node: Any
@@ -100,7 +100,7 @@ class _Decomposition:
                 return _Value(self._attribute(node))
             case "output":
                 if any(self._values[source].scale is not None for source in node.all_input_nodes):
-                    raise UnknownLayerError("the model returns quantised tensors")
+                    raise UnknownLayerError("the model returns quantized tensors")
                 return _Value(self._graph.node_copy(node, self._of))
             case "call_module":
                 return self._module(node, self._model.get_submodule(str(node.target)))
@@ -135,22 +135,22 @@ class _Decomposition:
         if type(module) in _LINEARS and source.scale is not None:
             weight, bias = self._weight(node.name, module)
             product = self._graph.call_function(F.linear, (source.node, weight, bias))
-            return self._requantised(product, module, relu=_LINEARS[type(module)])
+            return self._requantized(product, module, relu=_LINEARS[type(module)])
         if isinstance(module, nnq.Quantize):
-            return self._quantised(source.node, float(module.scale), int(module.zero_point), module.dtype)
+            return self._quantized(source.node, float(module.scale), int(module.zero_point), module.dtype)
         if isinstance(module, nnq.DeQuantize):
             return _Value(source.node)
         if source.scale is None and not type(module).__module__.startswith("torch.ao."):
             return _Value(self._graph.node_copy(node, self._of))
         if isinstance(module, _KEEP_SCALE_MODULES):
-            return self._quantised(self._graph.node_copy(node, self._of), *source.scale)  # type: ignore[misc]
+            return self._quantized(self._graph.node_copy(node, self._of), *source.scale)  # type: ignore[misc]
         raise UnknownLayerError(f"{node.target} is a {type(module).__name__}")
 
     def _call(self, node: Node) -> _Value:
         target = node.target
         if target is torch.quantize_per_tensor:
             x, scale, zero, dtype = node.args
-            return self._quantised(self._of(x), self._number(scale), self._number(zero), dtype)  # type: ignore[arg-type]
+            return self._quantized(self._of(x), self._number(scale), self._number(zero), dtype)  # type: ignore[arg-type]
         if target in {"dequantize", torch.dequantize}:
             return _Value(self._of(node.args[0]))  # type: ignore[arg-type]
         packet = getattr(target, "overloadpacket", target)
@@ -161,7 +161,7 @@ class _Decomposition:
             arguments: list[Any] = [*node.args, *node.kwargs.values()]
             parts, axis, scale, zero = arguments[:4]
             joined = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))
-            return self._quantised(joined, self._number(scale), self._number(zero), torch.quint8)
+            return self._quantized(joined, self._number(scale), self._number(zero), torch.quint8)
         scales = {self._values[source].scale for source in node.all_input_nodes}
         copied = self._graph.node_copy(node, self._of)
         if scales <= {None}:
@@ -170,8 +170,8 @@ class _Decomposition:
             return _Value(copied)
         keeps = target in _KEEP_SCALE or (node.op == "call_method" and target in _KEEP_SCALE_METHODS)
         if not keeps or len(scales - {None}) != 1:
-            raise UnknownLayerError(f"{node.name} computes {target} on quantised tensors")
-        return self._quantised(copied, *next(scale for scale in scales if scale is not None))
+            raise UnknownLayerError(f"{node.name} computes {target} on quantized tensors")
+        return self._quantized(copied, *next(scale for scale in scales if scale is not None))
 
     def _binary(self, node: Node, call: Callable[..., Any], relu: bool) -> _Value:
         x, y, scale, zero = node.args
@@ -180,7 +180,7 @@ class _Decomposition:
         if relu:
             result = self._graph.call_function(torch.relu, (result,))
         dtype = next(each.scale[2] for each in (left, right) if each.scale is not None)
-        return self._quantised(result, self._number(scale), self._number(zero), dtype)
+        return self._quantized(result, self._number(scale), self._number(zero), dtype)
 
     # --- layers -----------------------------------------------------------------------------------------------
 
@@ -193,10 +193,10 @@ class _Decomposition:
         convolved = self._graph.call_function(
             call, (x, weight, bias, module.stride, padding, module.dilation, module.groups)
         )  # fmt: skip
-        return self._requantised(convolved, module, relu=relu)
+        return self._requantized(convolved, module, relu=relu)
 
     def _weight(self, name: str, module: Any) -> tuple[Node, Node | None]:
-        """Returns a layer's weight, dequantised from 8 bits, and its bias."""
+        """Returns a layer's weight, dequantized from 8 bits, and its bias."""
         packed, bias = module.weight(), module.bias()
         axis = packed.q_per_channel_axis() if packed.qscheme() != torch.per_tensor_affine else None
         low, high, dtype = _RANGES[packed.dtype]
@@ -215,14 +215,14 @@ class _Decomposition:
         self._root[name] = nn.Buffer(value.contiguous())
         return self._graph.get_attr(name)
 
-    def _requantised(self, x: Node, module: Any, *, relu: bool) -> _Value:
+    def _requantized(self, x: Node, module: Any, *, relu: bool) -> _Value:
         if relu:
             x = self._graph.call_function(torch.relu, (x,))
-        return self._quantised(x, float(module.scale), int(module.zero_point), torch.quint8)
+        return self._quantized(x, float(module.scale), int(module.zero_point), torch.quint8)
 
-    def _quantised(self, x: Node, scale: float, zero: int, dtype: torch.dtype) -> _Value:
+    def _quantized(self, x: Node, scale: float, zero: int, dtype: torch.dtype) -> _Value:
         if dtype not in _RANGES:
-            raise UnknownLayerError(f"{x.name} is quantised to {dtype}")
+            raise UnknownLayerError(f"{x.name} is quantized to {dtype}")
         low, high, plain = _RANGES[dtype]
         there, back = (
             torch.ops.quantized_decomposed.quantize_per_tensor.default,

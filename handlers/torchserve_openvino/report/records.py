@@ -42,7 +42,7 @@ class PartitionRecord:
     Attributes:
         name: Unique within its graph.
         ops: Operators in it that do work.
-        float_layers: In a quantised model, the layers whose activations are not quantised: operator to count.
+        float_layers: In a quantized model, the layers whose activations are not quantized: operator to count.
         runs_on: ``openvino``, ``eager`` or ``inductor``.
         convert_seconds: From FX graph to ov.Model.
         compile_seconds: From ov.Model to CompiledModel, or the import of the blob from the cache.
@@ -370,16 +370,16 @@ def quantizes(op_counts: Mapping[str, int]) -> bool:
 
 
 def kept_in_floats(kernels: Iterable[Kernel], float_layers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Says what kept the layers of a quantised partition from computing in 8 bits.
+    """Says what kept the layers of a quantized partition from computing in 8 bits.
 
     Args:
         kernels: Of the partition.
         float_layers: `PartitionRecord.float_layers`.
 
     Returns:
-        ``op``, ``count`` and ``why`` of each: layers whose input is not quantised, by operator; the rest by kernel.
+        ``op``, ``count`` and ``why`` of each: layers whose input is not quantized, by operator; the rest by kernel.
     """
-    layers = [{"op": name, "count": count, "why": "its input is not quantised"} for name, count in float_layers.items()]
+    layers = [{"op": name, "count": count, "why": "its input is not quantized"} for name, count in float_layers.items()]
     left = sum(float_layers.values())
     for kernel, count in Counter(k.kind for k in kernels if k.kind in _LAYERS and k.precision in _FLOATS).items():
         more, left = max(0, count - left), max(0, left - count)

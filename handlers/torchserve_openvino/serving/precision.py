@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PROPERTY = "INFERENCE_PRECISION_HINT"
 HINT = f"config.{PROPERTY}"
 KEY = "handler.openvino.precision"
-# A candidate beside these: the quantised model of an archive that keeps both.
+# A candidate beside these: the quantized model of an archive that keeps both.
 INT8 = "int8"
 # A smaller gain is not worth the rounding errors.
 MIN_GAIN = 1.1
@@ -290,7 +290,7 @@ def stored_choice(
         model: The fingerprint of the eager model.
         resolved: The backend's options.
         cases: Names of the shapes that are compiled.
-        quantized: Digest of the weights of the quantised model beside it; empty if there is none.
+        quantized: Digest of the weights of the quantized model beside it; empty if there is none.
         judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """
     if store is None or store.read_only:

@@ -75,7 +75,7 @@ class HubHandler(ItemHandler):
     A request may hold several inputs, in a list: each is answered, or refused, by itself.
 
     Attributes:
-        task: Name of the task in the catalogue.
+        task: Name of the task in the catalog.
         parameters: What a request may set.
         takes: Type of one input in JSON, for the task's JSON schema.
         answers: Type of the answer to one input.
@@ -108,7 +108,7 @@ class HubHandler(ItemHandler):
 
     @property
     def about(self) -> Task:
-        """The task's entry in the catalogue."""
+        """The task's entry in the catalog."""
         return TASKS[self.task]
 
     def read_archive(self) -> None:
@@ -120,7 +120,7 @@ class HubHandler(ItemHandler):
         self.labels = {int(number): str(label) for number, label in (self.model.config.id2label or {}).items()}
 
     def load(self, folder: Path) -> nn.Module:
-        """Loads the model, and what else the task needs; of a quantised model, everything but the weights."""
+        """Loads the model, and what else the task needs; of a quantized model, everything but the weights."""
         loader = loader_of(self.about, hub.read_config(folder), sparse=hub.is_sparse(folder))
         if not has_f32(self._openvino.model_dir):
             return hub.without_weights(folder, loader)
@@ -226,7 +226,7 @@ class HubHandler(ItemHandler):
         """Returns a request with its inputs, whose parameters and size are checked."""
         checked = parameters_of(kind, ask.parameters)
         parts = [Part(each, checked, ask.form) for each in ask.inputs]
-        # Before any of them is tokenised, which takes much more time and memory than the request itself.
+        # Before any of them is tokenized, which takes much more time and memory than the request itself.
         characters, most = sum(map(self.characters, parts)), self._openvino.config.openvino.text.max_bytes
         if characters > most:
             raise PayloadTooLargeError(
@@ -238,7 +238,7 @@ class HubHandler(ItemHandler):
     def characters(self, part: Part) -> int:
         """Returns how many characters the tokenizer reads for an input, which is not checked yet.
 
-        A task that tokenises a text several times, with each label for instance, overrides this.
+        A task that tokenizes a text several times, with each label for instance, overrides this.
         """
         return 0
 

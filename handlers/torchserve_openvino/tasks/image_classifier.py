@@ -7,7 +7,7 @@ import torch
 
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.loading.labels import labelled
+from torchserve_openvino.serving.loading.labels import labeled
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks import images
@@ -27,7 +27,7 @@ class ImageClassifier(ItemHandler):
         return Top1()
 
     def servable(self, model: Any) -> Any:
-        """Returns the model; with ``fold``, the model with normalisation and softmax in its graph."""
+        """Returns the model; with ``fold``, the model with normalization and softmax in its graph."""
         section = self._openvino.config.openvino.image
         return images.FoldedClassifier(model, section) if section.fold else model
 
@@ -60,7 +60,7 @@ class ImageClassifier(ItemHandler):
             scores = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             probabilities = scores if section.fold else torch.softmax(scores.float(), dim=1)
             top, classes = torch.topk(probabilities, min(section.top_k, scores.shape[1]), dim=1)
-        answers: list[Answer] = [*labelled(top.tolist(), self.mapping, classes.tolist())]
+        answers: list[Answer] = [*labeled(top.tolist(), self.mapping, classes.tolist())]
         for index, row in enumerate(scores):
             try:
                 self.check_finite([row])

@@ -44,7 +44,7 @@ def to_tensor(value: Any, section: ImageSection) -> torch.Tensor:
     Args:
         value: Encoded picture as bytes or as base64 text (a data: URL as well), or nested lists: the preprocessed
             float tensor ``[3, crop, crop]``, as TorchServe's own image handlers accept it.
-        section: Sizes, limits and normalisation.
+        section: Sizes, limits and normalization.
 
     Returns:
         float32 ``[3, crop, crop]``; with ``fold`` the pixels as they are, uint8 ``[crop, crop, 3]``.
@@ -155,10 +155,10 @@ def transform(picture: Image.Image, section: ImageSection) -> torch.Tensor:
     Returns:
         float32 ``[3, crop, crop]``, contiguous.
     """
-    return normalise(crop_pixels(picture, section).unsqueeze(0), section.mean, section.std)[0].contiguous()
+    return normalize(crop_pixels(picture, section).unsqueeze(0), section.mean, section.std)[0].contiguous()
 
 
-def normalise(pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+def normalize(pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """Applies ToTensor and Normalize.
 
     Args:
@@ -171,16 +171,16 @@ def normalise(pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float])
     """
     # ToTensor divides in float32, Normalize subtracts and divides in float32: the same order gives the same rounding.
     scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(255)
-    centre = torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1)
-    return scaled.sub(centre).div(torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1))
+    center = torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1)
+    return scaled.sub(center).div(torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1))
 
 
 class FoldedClassifier(nn.Module):
-    """A classifier from 8-bit pixels to probabilities, with normalisation and softmax as part of its graph.
+    """A classifier from 8-bit pixels to probabilities, with normalization and softmax as part of its graph.
 
     Args:
-        model: Maps normalised float32 ``[batch, 3, height, width]`` to logits.
-        section: Mean and standard deviation for the normalisation.
+        model: Maps normalized float32 ``[batch, 3, height, width]`` to logits.
+        section: Mean and standard deviation for the normalization.
     """
 
     def __init__(self, model: nn.Module, section: ImageSection) -> None:
@@ -191,7 +191,7 @@ class FoldedClassifier(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Maps uint8 ``[batch, height, width, 3]`` to probabilities ``[batch, classes]``."""
-        logits = logits_of(self.model(normalise(pixels, self._mean, self._std)))
+        logits = logits_of(self.model(normalize(pixels, self._mean, self._std)))
         return torch.softmax(logits.float(), dim=1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.servers.cycle import Result
 from benchmarks.servers.tables import loads_of, median
 
-COLOURS = ("#888888", "#d08020", "#1060c0", "#20a060", "#903090")
+COLORS = ("#888888", "#d08020", "#1060c0", "#20a060", "#903090")
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -20,7 +20,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [(one, colour) for one, colour in zip(results, itertools.cycle(COLOURS), strict=False) if one.figures]
+    shown = [(one, color) for one, color in zip(results, itertools.cycle(COLORS), strict=False) if one.figures]
     figure, (bars, closed, opened) = pyplot.subplots(1, 3, figsize=(16, 5), layout="constrained")
     _bars(bars, shown)
     _curves(closed, shown, "closed", "clients")
@@ -32,10 +32,10 @@ def draw(results: Sequence[Result], path: Path) -> None:
 def _bars(axes: Any, shown: Sequence[tuple[Result, str]]) -> None:
     loads = [one for one in loads_of([result for result, _ in shown]) if one.kind == "closed"]
     width = 0.8 / max(1, len(shown))
-    for position, (result, colour) in enumerate(shown):
+    for position, (result, color) in enumerate(shown):
         places = [index + (position - (len(shown) - 1) / 2) * width for index in range(len(loads))]
         heights = [median(result, load, "rate") or 0.0 for load in loads]
-        drawn = axes.bar(places, heights, width, label=result.name, color=colour)
+        drawn = axes.bar(places, heights, width, label=result.name, color=color)
         axes.bar_label(drawn, fmt="%.0f", fontsize=8)
     axes.set_xticks(range(len(loads)), [f"{load.level:.0f}" for load in loads])
     axes.set(title="throughput, closed loop", xlabel="clients", ylabel="requests/s")
@@ -43,12 +43,12 @@ def _bars(axes: Any, shown: Sequence[tuple[Result, str]]) -> None:
 
 
 def _curves(axes: Any, shown: Sequence[tuple[Result, str]], kind: str, label: str) -> None:
-    for result, colour in shown:
+    for result, color in shown:
         loads = [one for one in loads_of([result]) if one.kind == kind]
         for key, style in (("p50", "-"), ("p99", "--")):
             points = [(one.level, value) for one in loads if (value := median(result, one, key)) is not None]
             if points:
-                axes.plot(*zip(*points, strict=True), style, marker="o", color=colour, label=f"{result.name} {key}")
+                axes.plot(*zip(*points, strict=True), style, marker="o", color=color, label=f"{result.name} {key}")
     axes.set(title=f"latency, {kind} loop", xlabel=label, ylabel="ms")
     if axes.lines:
         axes.set_yscale("log")

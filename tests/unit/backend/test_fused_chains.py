@@ -28,7 +28,7 @@ TAILS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "plus": lambda a, v: a + v,
     "minus": lambda a, v: a - v,
     "over": lambda a, v: torch.tanh(a / v),
-    "centred": lambda a, v: a - a.mean(-1, keepdim=True),
+    "centered": lambda a, v: a - a.mean(-1, keepdim=True),
     "beside a distribution": lambda a, v: a + v.log_softmax(-1),
     "beside a unit": lambda a, v: torch.tanh(a * F.normalize(v, dim=-1)),
     "beside softsign": lambda a, v: a + F.softsign(v),
@@ -65,7 +65,7 @@ LARGER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "plus": lambda a, v: torch.tanh(a + v) * (a + v),
     "where": lambda a, v: F.logsigmoid(torch.where(v > 1, a, 0.5)),
     "compare": lambda a, v: (a > v).float().sin(),
-    "centred": lambda a, v: F.layer_norm(a * v, (4,)),
+    "centered": lambda a, v: F.layer_norm(a * v, (4,)),
 }
 CASES = [(kind, tail) for kind in (Layers, Attention) for tail in TAILS]
 

@@ -160,7 +160,7 @@ def test_a_file_that_is_not_there(run, tmp_path):
     assert "cannot be read" in result.stderr
 
 
-def test_colours_on_a_terminal_only(write):
+def test_colors_on_a_terminal_only(write):
     import pty
 
     path = write(GOOD)

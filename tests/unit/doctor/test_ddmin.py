@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchserve_openvino.doctor.bisecting.bisect import minimise
+from torchserve_openvino.doctor.bisecting.bisect import minimize
 
 
 def is_one_minimal(found: tuple[int, ...], passes: set[frozenset[int]]) -> bool:
@@ -16,7 +16,7 @@ def is_one_minimal(found: tuple[int, ...], passes: set[frozenset[int]]) -> bool:
 @given(count=st.integers(1, 40), guilty=st.sets(st.integers(0, 39)), singles=st.sampled_from([0, 2, None]))
 def test_the_guilty_are_found_and_no_one_else(count: int, guilty: set[int], singles: int | None) -> None:
     guilty = {item % count for item in guilty}
-    found = minimise(range(count), lambda subset: guilty <= set(subset), singles=singles)
+    found = minimize(range(count), lambda subset: guilty <= set(subset), singles=singles)
     assert found is not None and found.proven
     assert found.items == tuple(sorted(guilty))
 
@@ -35,7 +35,7 @@ def test_any_test_at_all(count: int, passes: set[frozenset[int]], singles: int |
         asked[frozenset(subset)] += 1
         return frozenset(subset) in passes
 
-    found = minimise(range(count), test, singles=singles)
+    found = minimize(range(count), test, singles=singles)
     assert set(asked.values()) <= {1}, "a subset was tested twice"
     if found is None:
         assert everything not in passes
@@ -45,25 +45,25 @@ def test_any_test_at_all(count: int, passes: set[frozenset[int]], singles: int |
 
 
 def test_one_guilty_item_takes_few_tests() -> None:
-    found = minimise(range(64), lambda subset: 37 in subset, singles=0)
+    found = minimize(range(64), lambda subset: 37 in subset, singles=0)
     assert found is not None and found.items == (37,)
     # One for the empty set, one for all items, and at most two for each of the six halvings.
     assert found.tests <= 2 + 2 * 6
 
 
 def test_suspects_are_tried_alone_first() -> None:
-    found = minimise(["relu", "conv", "add"], lambda subset: "relu" in subset)
+    found = minimize(["relu", "conv", "add"], lambda subset: "relu" in subset)
     assert found is not None and (found.items, found.tests) == (("relu",), 3)
 
 
 def test_nothing_to_find() -> None:
-    found = minimise([1, 2], lambda subset: True)
+    found = minimize([1, 2], lambda subset: True)
     assert found is not None and (found.items, found.tests) == ((), 1)
-    assert minimise([1, 2], lambda subset: False) is None
+    assert minimize([1, 2], lambda subset: False) is None
 
 
 def test_out_of_tests_the_best_so_far_is_returned_as_unproven() -> None:
-    found = minimise(range(100), lambda subset: {3, 50, 97} <= set(subset), singles=0, max_tests=12)
+    found = minimize(range(100), lambda subset: {3, 50, 97} <= set(subset), singles=0, max_tests=12)
     assert found is not None and not found.proven
     assert found.tests == 12 and {3, 50, 97} <= set(found.items)
-    assert minimise(range(100), lambda subset: 3 in subset, max_tests=1) is None
+    assert minimize(range(100), lambda subset: 3 in subset, max_tests=1) is None

@@ -27,7 +27,7 @@ PUTS: list[tuple[str, list[Any], tuple[int, ...]]] = [
     ("elements", [I([0, 1]), I([2, 3]), I([4, -5])], (2,)),
     ("middle", [None, I([1, 4])], (4, 2, 6)),
     ("last", [None, None, I([5, 0, 1])], (4, 5, 3)),
-    ("two neighbours behind", [None, I([0, 1, 2]), I([3, 4, 5])], (4, 3)),
+    ("two neighbors behind", [None, I([0, 1, 2]), I([3, 4, 5])], (4, 3)),
     ("two apart", [I([0, 1]), None, I([2, 3])], (2, 5)),
     ("broadcast indices", [I([[0], [1]]), I([2, 3, 4])], (2, 3, 6)),
     ("values that are broadcast", [None, I([1, 4])], (2, 1)),

@@ -1,6 +1,6 @@
-"""Quantised tensors: floats to 8-bit integers and back, against eager PyTorch.
+"""Quantized tensors: floats to 8-bit integers and back, against eager PyTorch.
 
-Integers are equal. Where a quantisation is only dequantised, OpenVINO rounds by the arithmetic of its FakeQuantize, so
+Integers are equal. Where a quantization is only dequantized, OpenVINO rounds by the arithmetic of its FakeQuantize, so
 that a value halfway between two integers may become either of them.
 """
 
@@ -22,8 +22,8 @@ SCALES = [1.0, 0.5, 0.1, 1 / 3, 0.017, 1e-8, 1e8]
 FORMS = ["quantized", "both ways", "both and between", "dequantized", "moved between"]
 
 
-class Quantiser(nn.Module):
-    """Quantises and dequantises by one scale, or by one for each index of an axis."""
+class Quantizer(nn.Module):
+    """Quantizes and dequantizes by one scale, or by one for each index of an axis."""
 
     def __init__(self, form: str, dtype: torch.dtype, ends: tuple[int, int], scale: Any, zero: Any, axis: int | None):
         super().__init__()
@@ -68,7 +68,7 @@ def same(got: Tensor, expected: Tensor, step: Tensor, halfway: Tensor) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_quantisation(data: st.DataObject) -> None:
+def test_any_quantization(data: st.DataObject) -> None:
     draw = data.draw
     dtype = draw(st.sampled_from(list(RANGES)))
     low, high = ends = draw(st.sampled_from(RANGES[dtype]))
@@ -78,7 +78,7 @@ def test_any_quantisation(data: st.DataObject) -> None:
     scales = draw(st.lists(st.sampled_from(SCALES), min_size=count, max_size=count))
     zeros = draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
     form = draw(st.sampled_from(FORMS))
-    model = Quantiser(
+    model = Quantizer(
         form, dtype, ends, scales[0] if axis is None else scales, zeros[0] if axis is None else zeros, axis
     ).eval()
     compiled = tov.compile(model, dynamic=draw(st.booleans()))
@@ -107,7 +107,7 @@ def test_any_quantisation(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_quantised_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_quantized_in_float32(dtype: torch.dtype) -> None:
     x = torch.randn(3, 40).to(dtype)
     check(lambda x: Q.quantize_per_tensor(x, 0.03, 3, -128, 127, torch.int8), x)
 

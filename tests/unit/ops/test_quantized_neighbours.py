@@ -94,7 +94,7 @@ IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "padded": lambda x: F.pad(x, (1, 2, 0, 1)),
     "padded with a value": lambda x: F.pad(x, (1, 2, 0, 1), value=-3.7),
     "reflected": lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"),
-    "normalised": lambda x: F.normalize(x, dim=1),
+    "normalized": lambda x: F.normalize(x, dim=1),
     "instances": lambda x: F.instance_norm(x),
     "groups": lambda x: F.group_norm(x, 3),
     "convolved": lambda x: F.conv2d(x, WEIGHT.to(x.dtype)),
@@ -160,7 +160,7 @@ ANY: dict[str, Callable[[Tensor], Tensor]] = {
     "product with itself": lambda x: x.flatten(1) @ x.flatten(1).T,
     "sigmoid": lambda x: x.sigmoid(),
     "where": lambda x: torch.where(x > 0.4, x, x - 1),
-    "quantised again": lambda x: dequantized(x * 0.7713).relu(),
+    "quantized again": lambda x: dequantized(x * 0.7713).relu(),
 }
 SHAPES = {
     "images": (3, 6, 8, 6),
@@ -194,7 +194,7 @@ MODES = ("static", "unfused", "symbolic")
         for name, after in operators.items()
     ],
 )
-def test_an_operator_after_dequantisation(
+def test_an_operator_after_dequantization(
     shape: str, name: str, after: Callable[[Tensor], Tensor], kind: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mode == "unfused":

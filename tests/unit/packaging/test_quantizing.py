@@ -1,4 +1,4 @@
-"""Quantising and its proof, on a small network that is trained here on scikit-learn's digits."""
+"""Quantizing and its proof, on a small network that is trained here on scikit-learn's digits."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ from torchserve_openvino.cli.reports.tables import show_proof
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
-from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
+from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.gate import gated, layers_of, without
 from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read, shared_items
 
@@ -33,11 +33,11 @@ def trained_network() -> nn.Module:
     return trained()
 
 
-def samples(digits: tuple[Tensor, Tensor], first: int, count: int, *, labelled: bool = True) -> Samples:
+def samples(digits: tuple[Tensor, Tensor], first: int, count: int, *, labeled: bool = True) -> Samples:
     images, labels = digits
     places = range(first, first + count)
     return Samples(
-        tuple(Sample(str(n), ((images[n : n + 1],), {}), int(labels[n]) if labelled else None) for n in places), ""
+        tuple(Sample(str(n), ((images[n : n + 1],), {}), int(labels[n]) if labeled else None) for n in places), ""
     )
 
 
@@ -49,7 +49,7 @@ def compiled(model: nn.Module) -> Any:
 def int8(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> Any:
     section = QuantizeSection.model_validate({"method": "int8", "calibration": {"data": "x"}})
     calibration = samples(digits, 0, 100)
-    return quantised(exported(trained, calibration.items)[0], section, calibration.items)
+    return quantized(exported(trained, calibration.items)[0], section, calibration.items)
 
 
 def test_int8_is_within_a_point_of_f32(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
@@ -77,7 +77,7 @@ def test_layers_that_cost_much_stay_in_f32(trained: nn.Module, digits: tuple[Ten
     dark = Samples(
         tuple(Sample(s.name, ((s.inputs[0][0] * 0.02,), {}), s.label) for s in samples(digits, 0, 50).items), ""
     )
-    model = quantised(exported(trained, dark.items)[0], section, dark.items)
+    model = quantized(exported(trained, dark.items)[0], section, dark.items)
     judge = Judge(samples(digits, TRAINED, 200), "auto", trained)
     kept, proof = gated(model, judge, 0.01, compiled, mixes=True)
     assert proof.steps[0].drop > 0.1 and 0 < len(proof.in_f32) <= len(layers_of(model))
@@ -98,15 +98,15 @@ def test_a_layer_in_f32_takes_its_input_as_it_is(int8: Any, digits: tuple[Tensor
 
 
 def test_without_labels_f32_is_right(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
-    assert Judge(samples(digits, TRAINED, 10, labelled=False), "auto", trained).metric == "cosine"
-    judge = Judge(samples(digits, TRAINED, 100, labelled=False), "auto", trained, classifies=True)
+    assert Judge(samples(digits, TRAINED, 10, labeled=False), "auto", trained).metric == "cosine"
+    judge = Judge(samples(digits, TRAINED, 100, labeled=False), "auto", trained, classifies=True)
     assert judge.metric == "agreement" and judge.reference.value == 1.0 and judge.score(int8).value >= 0.98
-    cosine = Judge(samples(digits, TRAINED, 100, labelled=False), "cosine", trained)
+    cosine = Judge(samples(digits, TRAINED, 100, labeled=False), "cosine", trained)
     assert 0.99 < cosine.score(int8).value <= 1.0
     f1 = Judge(samples(digits, TRAINED, 100), "f1", trained)
     assert 0.9 < f1.reference.value <= 1.0
     with pytest.raises(PackagingError, match="needs quantize.evaluation.labels"):
-        Judge(samples(digits, TRAINED, 10, labelled=False), "top1", trained)
+        Judge(samples(digits, TRAINED, 10, labeled=False), "top1", trained)
 
 
 def test_batch_sizes_stay_open(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
     model = Tokens().eval()
     some = tuple(Sample("", ((torch.randint(500, (1, 5 + n % 3)),), {})) for n in range(12))
     section = QuantizeSection.model_validate({"method": method, "calibration": {"data": "x"}})
-    made = quantised(exported(model, some)[0], section, some)
+    made = quantized(exported(model, some)[0], section, some)
     stored = exported(made, some)[0]
     torch.export.save(stored, tmp_path / "small.pt2")
     size = sum(p.numel() for p in model.parameters()) * 4

@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused(result, case: str, says: str) -> None:
     [
         ({"input_size": (1, 28, 28)}, "takes [1, 28, 28]"),
         ({"input_size": (3, 224, 192)}, "takes [3, 224, 192]"),
-        ({"crop_mode": "border"}, "cuts the centre only"),
+        ({"crop_mode": "border"}, "cuts the center only"),
         ({"interpolation": "random"}, "image_classifier has bilinear, bicubic, nearest"),
     ],
 )

@@ -52,8 +52,8 @@ def test_a_layer_is_read_exactly(packing: Packing) -> None:
     assert torch.equal(torch.from_numpy(layer.dequantized()), numbers.weight())
     blocked = layer.blocked()
     order = np.arange(96) if blocked.order is None else blocked.order
-    centred = blocked.values.astype(np.float32) - blocked.zero_points[..., None].astype(np.float32)
-    weight = (centred * blocked.scales[..., None].astype(np.float32)).reshape(16, 96)
+    centered = blocked.values.astype(np.float32) - blocked.zero_points[..., None].astype(np.float32)
+    weight = (centered * blocked.scales[..., None].astype(np.float32)).reshape(16, 96)
     assert np.array_equal(weight, layer.dequantized()[:, order])
     assert (blocked.order is not None) == packing.act_order
 

@@ -1,4 +1,4 @@
-"""Models that NNCF and torchao quantised, as they come: one partition, kernels of 8 and 4 bits, eager's answers."""
+"""Models that NNCF and torchao quantized, as they come: one partition, kernels of 8 and 4 bits, eager's answers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +101,7 @@ def kernels_of_one_right_partition(compiled: Any, model: nn.Module) -> set[tuple
 
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_quantised_network(made: str, frozen: bool) -> None:
+def test_a_quantized_network(made: str, frozen: bool) -> None:
     model = MADE[made]()
     compiled = tov.compile(model, dynamic=False)
     if frozen:
@@ -162,7 +162,7 @@ def runs_in_bits(model: nn.Module, precision: str) -> None:
 
 
 class TestByTorchAo:
-    """Models that `quantize_fx.convert_fx` made, which compute on torch's own quantised tensors."""
+    """Models that `quantize_fx.convert_fx` made, which compute on torch's own quantized tensors."""
 
     @staticmethod
     def made(model: nn.Module, engine: str) -> Any:
@@ -210,7 +210,7 @@ class TestByTorchAo:
         x = torch.randn(SHAPE)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x))
-        assert any("quantised by torch.ao" in note for note in compiled.report.tracker.notes)
+        assert any("quantized by torch.ao" in note for note in compiled.report.tracker.notes)
         assert compiled.report.fallbacks
 
 

@@ -119,7 +119,7 @@ def test_a_worker_is_replaced_only_if_openvino_fails_again(archive, sockets, mon
     assert not worker_of(handler).state.watch.replace
 
 
-def test_neighbours_of_a_failing_call_keep_the_worker(archive, sockets, monkeypatch) -> None:
+def test_neighbors_of_a_failing_call_keep_the_worker(archive, sockets, monkeypatch) -> None:
     made, handler = start(archive, NoGrad, batch_size=2, fallback=REFUSE)
     made.context.cl_socket, _ = sockets
     poison = float(OTHER.split(b",")[0])

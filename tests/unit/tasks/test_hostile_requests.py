@@ -233,7 +233,7 @@ def scores(answer: list[dict[str, Any]]) -> dict[str, float]:
     return {each["label"]: each["score"] for each in answer}
 
 
-def test_texts_are_bounded_before_they_are_tokenised(tmp_path_factory) -> None:
+def test_texts_are_bounded_before_they_are_tokenized(tmp_path_factory) -> None:
     worker = text_worker(ZeroShotClassifier, tmp_path_factory, max_bytes=2000)
     labels = {"candidate_labels": ["travel", "sleep"]}
     good = {"inputs": "The train leaves.", "parameters": labels}

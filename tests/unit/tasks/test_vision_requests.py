@@ -153,7 +153,7 @@ def test_a_detector_that_keeps_the_aspect_ratio_takes_the_size_of_the_yaml(tmp_p
 
 
 @pytest.mark.parametrize("task", sorted(HANDLERS))
-def test_the_catalogue_guesses_the_task(task, tmp_path) -> None:
+def test_the_catalog_guesses_the_task(task, tmp_path) -> None:
     found = guessed(read_config(vision_model(task, tmp_path / "saved"))).task
     assert found is not None and found.handler == task
     assert named(TASKS[task].hub) is TASKS[task]

@@ -30,7 +30,7 @@ HANDLERS = {
 
 
 def photo(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Image:
-    """A picture with coarse random colours, so that resizing does not turn it grey."""
+    """A picture with coarse random colors, so that resizing does not turn it grey."""
     pixels = np.random.default_rng(seed).integers(0, 256, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8)
     return Image.fromarray(pixels).resize((width, height)).convert(mode)
 

@@ -359,7 +359,7 @@ class Twin:
     def call(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the compiled twin so that calls use and update the model's own attributes: mode, counters, settings."""
 
-        def synchronised(*args: Any, **kwargs: Any) -> Any:
+        def synchronized(*args: Any, **kwargs: Any) -> Any:
             for source, twin in self._pairs.values():
                 _update(twin, source)
             try:
@@ -368,7 +368,7 @@ class Twin:
                 for source, twin in self._pairs.values():
                     _update(source, twin)
 
-        return synchronised
+        return synchronized
 
 
 def _update(target: nn.Module, source: nn.Module) -> None:

@@ -212,7 +212,7 @@ def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Refusal | None:
     )
 
 
-# --- which layers of a quantised graph compute in floats, because their input was not quantised -------------------
+# --- which layers of a quantized graph compute in floats, because their input was not quantized -------------------
 
 
 _DEQUANTIZE = "quantized_decomposed.dequantize_per_"
@@ -224,7 +224,7 @@ _ACTIVATIONS = {
 
 
 def float_layers(graph: Graph) -> dict[str, int]:
-    """Counts the layers whose activations are not quantised, by operator; empty if the graph quantises nothing."""
+    """Counts the layers whose activations are not quantized, by operator; empty if the graph quantizes nothing."""
     named = [(op_name(node.target), node) for node in graph.nodes if node.op == "call_function"]
     if not quantizes(Counter(name for name, _ in named)):
         return {}

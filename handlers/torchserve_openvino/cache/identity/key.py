@@ -56,7 +56,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *_VERSIONS,
         "code",
         "weights",
-        "quantized",  # Weights of the quantised model beside it; empty if there is none.
+        "quantized",  # Weights of the quantized model beside it; empty if there is none.
         "judged_by",  # Bounds that the candidates had to meet.
         "cases",  # Names of the shapes that were timed.
         "device",

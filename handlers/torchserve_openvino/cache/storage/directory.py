@@ -54,7 +54,7 @@ def open_root(root: Path, *, writable: bool, private: bool = True) -> Root:
     Args:
         root: The folder; it need not exist.
         writable: Whether to write to it. A folder that cannot be written is not an error.
-        private: Whether to refuse a folder that other users may write to. False for a folder whose neighbours are
+        private: Whether to refuse a folder that other users may write to. False for a folder whose neighbors are
             trusted to run code anyway, such as the folder of an unpacked model archive.
 
     Raises:

@@ -215,7 +215,7 @@ def show(path: Path, verdict: "Verdict") -> None:
         console.print(f"  - {reason}")
 
 
-# --- what quantising a model cost and gained, as text -------------------------------------------------------------
+# --- what quantizing a model cost and gained, as text -------------------------------------------------------------
 
 
 def show_proof(facts: dict[str, Any], console: Console) -> None:
@@ -235,7 +235,7 @@ def show_proof(facts: dict[str, Any], console: Console) -> None:
             f"{step['in_f32']} layers" if step["in_f32"] else "none", f"{step['value']:.4f}", f"{step['drop']:.4f}",
             f"{taken:.2f}", f"{before / taken:.2f}" if taken else "",
         )  # fmt: skip
-    console.print(f"quantised by {facts['method']}, compared on {proof['items']} requests{_which(proof)}:")
+    console.print(f"quantized by {facts['method']}, compared on {proof['items']} requests{_which(proof)}:")
     console.print(table)
     if proof["in_f32"]:
         console.print(f"left in f32: {', '.join(proof['in_f32'])}")

@@ -55,7 +55,7 @@ class QuantizeSection(Section):
     calibration: CalibrationSection = CalibrationSection()
     """For `int8`, and for `int4_weights` that are to fit the data."""
     preset: Literal["performance", "mixed"] = "performance"
-    """`mixed` quantises activations asymmetrically: a little slower, often more accurate."""
+    """`mixed` quantizes activations asymmetrically: a little slower, often more accurate."""
     fast_bias_correction: Boolean = True
     """`false` corrects biases layer by layer: slower to make, sometimes more accurate."""
     smooth_quant: Share | None = None
@@ -65,7 +65,7 @@ class QuantizeSection(Section):
     power of two from 16 that divides all rows."""
     keep_f32: Boolean = False
     """Whether the model in f32 stays in the archive. Then `precision: auto` serves the fastest that passes, any other
-    `precision` the one in f32; where it is unset, the quantised one is served."""
+    `precision` the one in f32; where it is unset, the quantized one is served."""
     ignored: IgnoredSection = IgnoredSection()
     """Layers that stay as they are."""
     evaluation: EvaluationSection = EvaluationSection()

@@ -31,7 +31,7 @@ class ImageSection(Section):
     resize: Count = 256
     """Length of the shorter side after resizing, in pixels."""
     crop: Count = 224
-    """Side of the square cut from the centre, in pixels."""
+    """Side of the square cut from the center, in pixels."""
     mean: Channels = (0.485, 0.456, 0.406)
     """Mean of each RGB channel, in 0..1."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
@@ -39,7 +39,7 @@ class ImageSection(Section):
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
     """Resizing filter."""
     fold: Boolean = False
-    """Scale, normalise and compute softmax inside the OpenVINO graph, on 8-bit pixels: faster, with a quarter of the
+    """Scale, normalize and compute softmax inside the OpenVINO graph, on 8-bit pixels: faster, with a quarter of the
     data to copy. Only photos are accepted then, not tensors as nested lists."""
     top_k: Count = 5
     """Number of classes in the answer."""

@@ -27,7 +27,7 @@ Test = Callable[[tuple[Item, ...]], bool]
 
 @dataclass(frozen=True)
 class Minimal(Generic[Item]):
-    """What `minimise` found.
+    """What `minimize` found.
 
     Attributes:
         items: The subset, in the order of the input. The test is true for it.
@@ -70,7 +70,7 @@ class _Memo(Generic[Item]):
         return self._results[key]
 
 
-def minimise(
+def minimize(
     items: Sequence[Item], test: Test[Item], *, singles: int | None = None, max_tests: int = 1000
 ) -> Minimal[Item] | None:
     """Finds a 1-minimal subset for which ``test`` is true: without any one of its items it is false.
@@ -345,7 +345,7 @@ class _Search:
 
         # Failures may name more operators than that: each of them is worth a test of its own.
         singles = max(_SINGLES, len(before.suspects))
-        return minimise(ops, repairs, singles=singles, max_tests=self._max_tests)
+        return minimize(ops, repairs, singles=singles, max_tests=self._max_tests)
 
     def over_nodes(self, candidates: list[NodeInfo]) -> Minimal[NodeInfo]:
         """Returns the guilty nodes among ``candidates``, all nodes of the guilty operators."""
@@ -357,7 +357,7 @@ class _Search:
                 return bool(keys)
             return self._right(lambda node: node.key in keys, len(keys), len(candidates), "nodes")
 
-        minimal = minimise(candidates, repairs, singles=_SINGLES, max_tests=self._max_tests)
+        minimal = minimize(candidates, repairs, singles=_SINGLES, max_tests=self._max_tests)
         return minimal if minimal is not None else Minimal(tuple(candidates), 0, False)
 
     def _right(self, leave_out: Callable[[NodeInfo], bool], some: int, of: int, what: str) -> bool:

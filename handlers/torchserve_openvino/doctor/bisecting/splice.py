@@ -70,7 +70,7 @@ def add(text: str, name: str, addition: Addition) -> str:
     if not right:
         key = ".".join(addition.path)
         raise ConfigError(
-            "cannot be edited without changing its neighbours (an alias, a merge key or an unusual layout). "
+            "cannot be edited without changing its neighbors (an alias, a merge key or an unusual layout). "
             f"Write it by hand: {key}: {to_flow(addition.entries)}",
             location=name,
             key=key,

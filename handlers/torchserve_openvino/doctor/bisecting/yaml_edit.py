@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config import ServingConfig, load_serving_config
-from torchserve_openvino.config.op_names import normalise, packet_name
+from torchserve_openvino.config.op_names import normalize, packet_name
 from torchserve_openvino.config.pt2 import options_path
 from torchserve_openvino.config.vocabulary import OURS
 from torchserve_openvino.doctor.bisecting.splice import Addition, add
@@ -41,12 +41,12 @@ def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addi
         )
 
     def present(there: Any, new: str) -> bool:
-        known = normalise(str(there))
+        known = normalize(str(there))
         return known in {new, packet_name(new)}
 
     form = config.pt2.form
     keys = options_path("compile" if form in {"none", "export"} else form)
-    return Addition((*map(str, keys), "disabled_ops"), tuple(map(normalise, ops)), present, _NEW_COMPILE)
+    return Addition((*map(str, keys), "disabled_ops"), tuple(map(normalize, ops)), present, _NEW_COMPILE)
 
 
 def _add(path: Path, addition_for: Callable[[ServingConfig], Addition]) -> str:

@@ -14,7 +14,7 @@ GAP_X, GAP_Y = 26, 34
 MARGIN = 12
 # A box that takes all the time is this many pixels wider than one that takes none.
 GROWTH = 70
-# Sweeps of the barycentre method (Sugiyama, Tagawa, Toda 1981); more change little.
+# Sweeps of the barycenter method (Sugiyama, Tagawa, Toda 1981); more change little.
 SWEEPS = 4
 
 
@@ -102,17 +102,17 @@ def _layers(boxes: Mapping[str, Any], edges: Sequence[tuple[str, str]]) -> list[
 
 
 def _ordered(rows: list[list[str]], edges: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Sorts each row by the mean position of its neighbours, alternately those above and those below."""
+    """Sorts each row by the mean position of its neighbors, alternately those above and those below."""
     above: dict[str, list[str]] = defaultdict(list)
     below: dict[str, list[str]] = defaultdict(list)
     for first, second in edges:
         above[second].append(first)
         below[first].append(second)
     for sweep in range(SWEEPS):
-        neighbours = above if sweep % 2 == 0 else below
+        neighbors = above if sweep % 2 == 0 else below
         place = {name: i / max(1, len(row) - 1) for row in rows for i, name in enumerate(row)}
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            row.sort(key=lambda name: _mean([place[each] for each in neighbours[name]], place[name]))
+            row.sort(key=lambda name: _mean([place[each] for each in neighbors[name]], place[name]))
             place.update((name, i / max(1, len(row) - 1)) for i, name in enumerate(row))
     return rows
 
@@ -131,7 +131,7 @@ def _curve(first: Placed, second: Placed) -> str:
 # --- renders the graphs of a diagnosis as GraphViz text -----------------------------------------------------------
 
 
-_COLOURS = {"openvino": "#cfe8d5", "eager": "#f8d9b8", "inductor": "#f3e6a8"}
+_COLORS = {"openvino": "#cfe8d5", "eager": "#f8d9b8", "inductor": "#f3e6a8"}
 _OTHER = "#e4e4e4"
 
 
@@ -151,8 +151,8 @@ def to_dot(diagnosis: Mapping[str, Any]) -> str:
         lines.append(f"    label={_quoted(' '.join(['graph', str(picture['index']), picture['where']]))};")
         for box in picture["boxes"]:
             label = "\\n".join(_escaped(line) for line in box_lines(box))
-            colour = _COLOURS.get(box["runs_on"], _OTHER)
-            lines.append(f'    {_quoted(box["id"])} [label="{label}", fillcolor="{colour}"];')
+            color = _COLORS.get(box["runs_on"], _OTHER)
+            lines.append(f'    {_quoted(box["id"])} [label="{label}", fillcolor="{color}"];')
         lines += [f"    {_quoted(first)} -> {_quoted(second)};" for first, second in picture["edges"]]
         lines.append("  }")
     return "\n".join([*lines, "}", ""])

@@ -1,4 +1,4 @@
-"""Recognises speech: a WAV or FLAC file in, its text out."""
+"""Recognizes speech: a WAV or FLAC file in, its text out."""
 
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
 

@@ -1,4 +1,4 @@
-"""Finds entities in texts: a text in, labelled spans out."""
+"""Finds entities in texts: a text in, labeled spans out."""
 
 from torchserve_openvino.tasks.text.token_classifier import TokenClassifier
 

@@ -1,8 +1,8 @@
-"""Quantised tensors: floats to 8-bit integers and back, as torchao, NNCF and executorch write them into a graph.
+"""Quantized tensors: floats to 8-bit integers and back, as torchao, NNCF and executorch write them into a graph.
 
 OpenVINO's CPU plugin computes in 8 bits where a FakeQuantize, or an 8-bit constant, is followed by exactly Convert,
-Subtract and Multiply. So a quantisation whose result is only dequantised is converted to FakeQuantize, which rounds a
-value that lies halfway between two integers as its own float arithmetic says. Any other quantisation is computed
+Subtract and Multiply. So a quantization whose result is only dequantized is converted to FakeQuantize, which rounds a
+value that lies halfway between two integers as its own float arithmetic says. Any other quantization is computed
 step by step as torch does.
 """
 
@@ -125,7 +125,7 @@ def _dequantize_per_channel(
 
 
 def _is_simulated(node: Node) -> dict[str, Any]:
-    """Returns whether a node becomes FakeQuantize: its result is only dequantised, and the plugin has a kernel."""
+    """Returns whether a node becomes FakeQuantize: its result is only dequantized, and the plugin has a kernel."""
     users = [user for user in node.users if user.users or user.op == "output"]
     only = bool(users) and all(op_name(user.target).startswith(_DEQUANTIZE) for user in users)
     return {"simulated": only and arguments_of(node).get("axis", 1) == 1}

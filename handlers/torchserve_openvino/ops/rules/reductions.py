@@ -94,8 +94,8 @@ def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
         return NotImplemented
     dims = [d % max(x.dim(), 1) for d in dim] if dim else list(range(x.dim()))
     count = math.prod(x.shape[d] for d in dims) if x.dim() else 1
-    centred = x - x.mean(dims, keepdim=True)
-    total = (centred * centred).sum(dims, keepdim)
+    centered = x - x.mean(dims, keepdim=True)
+    total = (centered * centered).sum(dims, keepdim)
     if not isinstance(count, int):
         # Symbolic: the operator stays whole, and divides at run time, where the size is known.
         return NotImplemented
@@ -241,7 +241,7 @@ def _doubled(parts: tuple[Tensor, ...], dim: int, merge: Callable[..., tuple[Ten
     Args:
         parts: Tensors of one shape, which `merge` takes together.
         dim: The dimension along which they run; its size is known.
-        merge: Returns the parts of two neighbouring stretches; takes those of the first, then those of the second.
+        merge: Returns the parts of two neighboring stretches; takes those of the first, then those of the second.
     """
     size, reach = parts[0].shape[dim], 1
     while reach < size:

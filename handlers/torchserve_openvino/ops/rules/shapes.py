@@ -56,7 +56,7 @@ declare(Rule(verified=True), aten.linspace.default, aten.repeat_interleave.self_
 # An alias in its place would still be a view of its source, and autograd would give it the gradient that detach has to
 # stop.
 declare(Rule(never_decomposed=True), aten.detach)
-declare(Rule(banned="OpenVINO returns uninitialised memory for a multiple of 4" + INSTEAD), aten.rot90.default)
+declare(Rule(banned="OpenVINO returns uninitialized memory for a multiple of 4" + INSTEAD), aten.rot90.default)
 
 
 def _sliced(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:

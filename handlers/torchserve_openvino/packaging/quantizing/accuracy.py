@@ -1,4 +1,4 @@
-"""What a quantised model loses against f32: the share of right classes, F1, agreement, or similarity of outputs."""
+"""What a quantized model loses against f32: the share of right classes, F1, agreement, or similarity of outputs."""
 
 import statistics
 import time
@@ -56,7 +56,7 @@ class Judge:
         self._labels = [sample.label for sample in self._samples]
         first = self._outputs[0][0]
         classes = first.dim() == 2 and first.shape[1] > 1 and first.is_floating_point()
-        self.metric = _metric(metric, labelled=None not in self._labels, classes=classes, sure=classifies)
+        self.metric = _metric(metric, labeled=None not in self._labels, classes=classes, sure=classifies)
         self.reference = Score(self._value(self._outputs), seconds)
 
     def score(self, run: Run) -> Score:
@@ -89,13 +89,13 @@ class Judge:
         return statistics.fmean(float(a == b) for a, b in zip(predicted, expected, strict=True))
 
 
-def _metric(metric: Metric, *, labelled: bool, classes: bool, sure: bool) -> Measure:
+def _metric(metric: Metric, *, labeled: bool, classes: bool, sure: bool) -> Measure:
     if metric == "auto":
-        if labelled:
+        if labeled:
             return "top1"
         # Vectors have the same shape as scores.
         return "agreement" if classes and sure else "cosine"
-    if metric in {"top1", "f1"} and not labelled:
+    if metric in {"top1", "f1"} and not labeled:
         raise PackagingError(f"quantize.evaluation.metric: {metric} needs quantize.evaluation.labels.")
     if metric in {"top1", "f1", "agreement"} and not classes:
         raise PackagingError(

@@ -1,4 +1,4 @@
-"""Replaces the model of an unpacked archive by its quantised form."""
+"""Replaces the model of an unpacked archive by its quantized form."""
 
 import json
 import subprocess
@@ -20,19 +20,19 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
 def quantize(folder: Path, beside: Path, exported: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
-    """Quantises the model as `handler.openvino.quantize` says, and puts it in the place of class and weights.
+    """Quantizes the model as `handler.openvino.quantize` says, and puts it in the place of class and weights.
 
     Args:
         folder: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
-        exported: A model that is quantised already, as an exported program; it is compared, and takes the same place.
+        exported: A model that is quantized already, as an exported program; it is compared, and takes the same place.
         log: Called with each line that tells how it goes on.
 
     Returns:
         What was made and compared, as `QUANTIZED` in the archive holds it.
 
     Raises:
-        PackagingError: The model can't be quantised, or loses too much.
+        PackagingError: The model can't be quantized, or loses too much.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         facts = _run(folder, beside.resolve(), Path(scratch), exported, log)
@@ -79,5 +79,5 @@ def _run(folder: Path, beside: Path, out: Path, exported: Path | None, log: Call
                 last = [*last[1 - _LAST_LINES :], line.rstrip()]
     if process.returncode or facts is None:
         said = "\n".join(last)
-        raise PackagingError(f"the model could not be quantised (exit code {process.returncode}):\n{said}")
+        raise PackagingError(f"the model could not be quantized (exit code {process.returncode}):\n{said}")
     return facts

@@ -1,4 +1,4 @@
-"""Exports a model with batch sizes left open, and quantises it with NNCF."""
+"""Exports a model with batch sizes left open, and quantizes it with NNCF."""
 
 import inspect
 import logging
@@ -55,7 +55,7 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
     except Exception as error:
         line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise PackagingError(
-            f"torch.export can't express the model, so it can't be quantised: {type(error).__name__}: {line}"
+            f"torch.export can't express the model, so it can't be quantized: {type(error).__name__}: {line}"
         ) from error
     return program, inputs
 
@@ -74,8 +74,8 @@ def _doubled(inputs: Inputs) -> Inputs:
     return doubled
 
 
-def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[Sample]) -> Any:
-    """Quantises an exported program.
+def quantized(program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[Sample]) -> Any:
+    """Quantizes an exported program.
 
     Args:
         program: From `exported`.
@@ -117,7 +117,7 @@ def quantised(program: torch.export.ExportedProgram, section: QuantizeSection, s
         )  # fmt: skip
     except Exception as error:
         # NNCF has errors of many classes; some are those of the model's own operators.
-        raise PackagingError(f"NNCF can't quantise the model by {section.method}: {error}") from error
+        raise PackagingError(f"NNCF can't quantize the model by {section.method}: {error}") from error
 
 
 def _with_small_tables(nncf: Any, model: GraphModule, patterns: list[str], types: list[str]) -> Any:
@@ -143,7 +143,7 @@ def _options(nncf: Any, module: GraphModule, section: QuantizeSection) -> dict[s
 
 
 def _with_integers(module: GraphModule) -> list[str]:
-    """Returns the nodes that take integers or truth values: NNCF would quantise these, too."""
+    """Returns the nodes that take integers or truth values: NNCF would quantize these, too."""
 
     def is_float(node: Node) -> bool:
         return all(tensor.is_floating_point() for tensor in tensors_of(value_of(node)))

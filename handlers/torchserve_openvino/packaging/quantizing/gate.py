@@ -1,4 +1,4 @@
-"""Keeps a quantised model only if it loses little; leaves the layers in f32 that cost the most, if that helps."""
+"""Keeps a quantized model only if it loses little; leaves the layers in f32 that cost the most, if that helps."""
 
 import copy
 import logging
@@ -71,10 +71,10 @@ Compile = Callable[[nn.Module], CompiledModule]
 def gated(
     model: GraphModule, judge: Judge, max_drop: float, compile: Compile, *, mixes: bool
 ) -> tuple[GraphModule, Proof]:
-    """Returns the fastest version of a quantised model that loses little enough.
+    """Returns the fastest version of a quantized model that loses little enough.
 
     Args:
-        model: The quantised model.
+        model: The quantized model.
         judge: Knows the requests, and the answers in f32.
         max_drop: `handler.openvino.quantize.max_drop`.
         compile: Compiles a version, as it will be served.
@@ -141,25 +141,25 @@ def _refusal(judge: Judge, reference: Score, steps: list[Step], max_drop: float,
     first, last = steps[0], steps[-1]
     also = f"; with all layers in f32 but for their weights, {last.value:.4f}" if mixes else ""
     return (
-        f"quantised, the model loses too much: {judge.metric} is {first.value:.4f}, and {reference.value:.4f} in f32, "
+        f"quantized, the model loses too much: {judge.metric} is {first.value:.4f}, and {reference.value:.4f} in f32, "
         f"{first.drop:.4f} less{also}; quantize.max_drop is {max_drop:g}. More or other calibration data, preset: "
         "mixed, fast_bias_correction: false or smooth_quant may help."
     )
 
 
-# --- which layers of a quantised graph compute in 8 bits, and the same graph with some of them left in f32 --------
+# --- which layers of a quantized graph compute in 8 bits, and the same graph with some of them left in f32 --------
 
 
 _QUANTIZE, _DEQUANTIZE = "quantized_decomposed.quantize_per_", "quantized_decomposed.dequantize_per_"
 
 
 def layers_of(model: GraphModule) -> list[str]:
-    """Returns the names of the nodes that take quantised activations, in their order."""
-    return [node.name for node in model.graph.nodes if any(True for _ in _quantised_inputs(node))]
+    """Returns the names of the nodes that take quantized activations, in their order."""
+    return [node.name for node in model.graph.nodes if any(True for _ in _quantized_inputs(node))]
 
 
-def _quantised_inputs(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Yields the inputs of a node that are quantised and dequantised again, and what they were before."""
+def _quantized_inputs(node: Node) -> Iterator[tuple[Node, Node]]:
+    """Yields the inputs of a node that are quantized and dequantized again, and what they were before."""
     if node.op != "call_function" or _is(node, _QUANTIZE) or _is(node, _DEQUANTIZE):
         return
     for source in node.all_input_nodes:
@@ -180,8 +180,8 @@ def without(model: GraphModule, names: Collection[str]) -> GraphModule:
     """Returns a model in which some layers take their activations as they are; it shares the weights.
 
     Args:
-        model: A quantised model; stays as it is.
-        names: From `layers_of`. Their weights stay in 8 bits, and are dequantised.
+        model: A quantized model; stays as it is.
+        names: From `layers_of`. Their weights stay in 8 bits, and are dequantized.
     """
     graph = Graph()
     nodes: dict[Node, Node] = {}
@@ -189,7 +189,7 @@ def without(model: GraphModule, names: Collection[str]) -> GraphModule:
     graph._codegen = copy.copy(model.graph._codegen)
     for old, node in list(nodes.items()):
         if old.name in names:
-            for source, before in list(_quantised_inputs(node)):
+            for source, before in list(_quantized_inputs(node)):
                 node.replace_input_with(source, before)
     shortened = GraphModule(model, graph)
     # Not before: whether a module's call has side effects, the module says.

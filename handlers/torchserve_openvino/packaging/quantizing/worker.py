@@ -1,4 +1,4 @@
-"""Quantises the model of an unpacked archive: ``python -m ... ARCHIVE BESIDE OUT [MADE]``, in a process of its own.
+"""Quantizes the model of an unpacked archive: ``python -m ... ARCHIVE BESIDE OUT [MADE]``, in a process of its own.
 
 The archive's handler runs in eager PyTorch, so that calibration sees what requests make of its model.
 """
@@ -22,7 +22,7 @@ from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.packaging.quantizing.accuracy import Judge
-from torchserve_openvino.packaging.quantizing.exporting import exported, quantised
+from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
 from torchserve_openvino.report.quiet import quiet_libraries
@@ -38,16 +38,16 @@ logger = logging.getLogger("torchserve_openvino.packaging.quantizing.worker")
 
 
 def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> None:
-    """Quantises, and writes the model.
+    """Quantizes, and writes the model.
 
     Args:
         archive: The unpacked archive.
         beside: Folder to which paths in its YAML are relative.
         out: Folder for `QUANTIZED_MODEL`.
-        made: An exported program of the quantised model, which is then only compared.
+        made: An exported program of the quantized model, which is then only compared.
 
     Raises:
-        PackagingError: The model can't be quantised, or loses too much.
+        PackagingError: The model can't be quantized, or loses too much.
     """
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         eager_folder = Path(scratch) / "eager"
@@ -58,23 +58,23 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
         model = getattr(worker, "eager_model", None)
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
-        facts = _quantise(worker, model, section, beside, out, made)
+        facts = _quantize(worker, model, section, beside, out, made)
     print(RESULT + json.dumps(facts), flush=True)
 
 
 def _without_compilation(folder: Path) -> QuantizeSection:
-    """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantised."""
+    """Lets the archive's handler answer in eager PyTorch; returns how its model is to be quantized."""
     path = folder / str(model_of(folder)["configFile"])
     section = load_serving_config(path, check_device=False).openvino.quantize
     document = dict(read_yaml(path).data)
     document["pt2"] = {"compile": {"enable": False}}
-    # A worker refuses an archive that should be quantised, and is not.
+    # A worker refuses an archive that should be quantized, and is not.
     del document["handler"]["openvino"]["quantize"]
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return section
 
 
-def _quantise(
+def _quantize(
     served: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, given: Path | None
 ) -> dict[str, Any]:
     call = Caller(model, served.run_sample)
@@ -90,8 +90,8 @@ def _quantise(
     assert evaluation is not None
     used = calibration or evaluation
     if given is None:
-        logger.info("exporting, and quantising by %s with %d requests", section.method, len(used))
-        made = quantised(exported(model, used.items)[0], section, used.items)
+        logger.info("exporting, and quantizing by %s with %d requests", section.method, len(used))
+        made = quantized(exported(model, used.items)[0], section, used.items)
     else:
         made = _read(given)
     several = sum(1 for _ in distinct_shapes(evaluation.items)) > 1
@@ -108,7 +108,7 @@ def _quantise(
     else:
         torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
     calibrated = section.method != "int8_weights" and given is None
-    # Requests by which the model was quantised: what is measured on them alone flatters it.
+    # Requests by which the model was quantized: what is measured on them alone flatters it.
     shared = shared_items(evaluation, used) if calibrated else 0
     return {
         "method": section.method,

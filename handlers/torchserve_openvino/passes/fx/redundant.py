@@ -1,7 +1,7 @@
 """Removes what changes nothing.
 
 These are checks of types and devices, which a graph's guards or its signature determine, and casts to a wider type and
-back: scales of dynamic quantisation are float64, in which OpenVINO has none.
+back: scales of dynamic quantization are float64, in which OpenVINO has none.
 """
 
 import torch

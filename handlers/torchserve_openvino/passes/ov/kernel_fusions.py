@@ -159,12 +159,12 @@ def _reduces_bytes(node: ov.Node) -> bool:
 
 
 def _clamps_bytes(node: ov.Node) -> bool:
-    """Checks whether a node clamps dequantised values, and not what a product or a convolution made of them."""
+    """Checks whether a node clamps dequantized values, and not what a product or a convolution made of them."""
     return node.get_type_name() in {"Clamp", "Minimum", "Maximum"} and _comes_from_bytes(node.input_value(0))
 
 
 def _comes_from_bytes(value: ov.Output) -> bool:
-    """Checks whether a value is dequantised, and perhaps moved."""
+    """Checks whether a value is dequantized, and perhaps moved."""
     while value.get_node().get_type_name() in MOVES | {"Multiply", "Subtract", "Slice", "StridedSlice", "Gather"}:
         if is_dequantized(value.get_node()):
             return True

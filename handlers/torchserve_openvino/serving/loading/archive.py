@@ -54,12 +54,12 @@ def named_files(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def is_quantized(model_dir: Path) -> bool:
-    """Whether an unpacked archive holds a quantised model."""
+    """Whether an unpacked archive holds a quantized model."""
     return (model_dir / QUANTIZED).is_file()
 
 
 def has_f32(model_dir: Path) -> bool:
-    """Whether an unpacked archive holds the weights in f32: one that is not quantised, or that keeps them beside."""
+    """Whether an unpacked archive holds the weights in f32: one that is not quantized, or that keeps them beside."""
     return not is_quantized(model_dir) or bool(facts_of(model_dir).get("keeps_f32"))
 
 
@@ -69,7 +69,7 @@ def not_quantized(model_dir: Path, config: ServingConfig) -> str:
     if method is None or is_quantized(model_dir):
         return ""
     return (
-        f"handler.openvino.quantize.method is {method}, but the archive holds no quantised model: it is made by "
+        f"handler.openvino.quantize.method is {method}, but the archive holds no quantized model: it is made by "
         "`torchserve-openvino package`, not at load. Package it with that command, or remove the key"
     )
 

@@ -211,7 +211,7 @@ def load_tokenizer(folder: Path, *, fast: bool = True) -> Any:
 
 
 def load_feature_extractor(folder: Path) -> Any:
-    """Loads what turns samples into a model's input: it knows the sampling rate, normalisation and spectrograms.
+    """Loads what turns samples into a model's input: it knows the sampling rate, normalization and spectrograms.
 
     Raises:
         ModelLoadError: There is none.

@@ -45,7 +45,7 @@ def read_labels(path: Path) -> dict[str, str] | None:
     return read
 
 
-def labelled(
+def labeled(
     rows: Sequence[Sequence[float]], labels: Mapping[str, str] | None, classes: Sequence[Sequence[int]]
 ) -> list[dict[str, float]]:
     """Returns ``{label: probability}`` for each row, in its order.

@@ -30,7 +30,7 @@ class ArchiveLoading:
         config: The handler's settings.
         model_dir: Where the archive was unpacked.
         loaded: What `initialize` set the handler's ``model`` to.
-        quantized: The quantised model beside one in f32, between which `precision: auto` chooses; None otherwise.
+        quantized: The quantized model beside one in f32, between which `precision: auto` chooses; None otherwise.
     """
 
     def __init__(self, handler: Any) -> None:
@@ -45,7 +45,7 @@ class ArchiveLoading:
         """Remembers the path of the weights file, under its real name.
 
         Raises:
-            ModelLoadError: The archive holds no quantised model, which its YAML asks for.
+            ModelLoadError: The archive holds no quantized model, which its YAML asks for.
         """
         if problem := not_quantized(self.model_dir, self.config):
             raise ModelLoadError(f"{problem}.")
@@ -96,7 +96,7 @@ class ArchiveLoading:
         return model
 
     def model_to_serve(self) -> Any:
-        """Returns the module to compile: that of `servable`, or the quantised one that `package` made of it."""
+        """Returns the module to compile: that of `servable`, or the quantized one that `package` made of it."""
         self.loaded = self.loaded_model()
         if not is_quantized(self.model_dir):
             return self.servable(self.loaded)
@@ -181,7 +181,7 @@ class ArchiveLoading:
 
 
 class QuantizedModel(nn.Module):
-    """A quantised model in the place of the one that it was made from.
+    """A quantized model in the place of the one that it was made from.
 
     Args:
         exported: Computes.
@@ -199,7 +199,7 @@ class QuantizedModel(nn.Module):
 
 
 def quantized_model(model_dir: Path, loaded: Any) -> Any:
-    """Returns the quantised model of an archive.
+    """Returns the quantized model of an archive.
 
     Args:
         model_dir: The unpacked archive.

@@ -20,7 +20,7 @@ class ValueSet:
 
     Attributes:
         name: What messages and the report call it.
-        constant: Whether an input has one value everywhere, so that a normalisation divides rounding errors by almost
+        constant: Whether an input has one value everywhere, so that a normalization divides rounding errors by almost
             nothing.
         needs_finite: Whether the set is skipped where eager's own answer contains NaN.
     """

@@ -20,7 +20,7 @@ from torchserve_openvino.serving.verification.judge import WORST, Judge, worst_o
 from torchserve_openvino.serving.verification.measures import CaseTimes
 
 # --- checks whether a difference from eager PyTorch is mere rounding, by running eager in another precision -------
-# Where an input is constant, normalisation subtracts nearly equal numbers and divides the remainder by almost zero: the
+# Where an input is constant, normalization subtracts nearly equal numbers and divides the remainder by almost zero: the
 # answer then consists of rounding errors, eager's as much as OpenVINO's, and no tolerance fits it.
 
 

@@ -125,7 +125,7 @@ class Answering(ArchiveLoading):
             NotExplainedError: The model is quantized, and has no gradients.
         """
         if is_quantized(self.model_dir):
-            raise NotExplainedError("a quantised model has no gradients: explanations need the model in f32")
+            raise NotExplainedError("a quantized model has no gradients: explanations need the model in f32")
         served = getattr(self.handler, "model", None)
         self.handler.model = self.eager_model
         try:

@@ -310,7 +310,7 @@ class AudioHandler(RecordingHandler):
 class MaskedEncoder(nn.Module):
     """A wav2vec 2.0 feature encoder whose group norm does not see the padding.
 
-    The first layer of these encoders (``feat_extract_norm: group``) normalises each channel over time, so that zeros
+    The first layer of these encoders (``feat_extract_norm: group``) normalizes each channel over time, so that zeros
     behind a recording change all its frames. Here the mean and the variance are those of the recording's own frames.
     The layers after it are convolutions without padding, whose frames depend on samples of the recording only.
 
@@ -331,20 +331,20 @@ class MaskedEncoder(nn.Module):
         hidden = first.conv(values[:, :1])
         samples = values[:, 1].to(torch.int64).sum(-1)
         frames = torch.div(samples - first.conv.kernel_size[0], first.conv.stride[0], rounding_mode="floor") + 1
-        hidden = first.activation(_normalised(hidden, frames, first.layer_norm))
+        hidden = first.activation(_normalized(hidden, frames, first.layer_norm))
         for layer in others:
             hidden = layer(hidden)
         return hidden
 
 
-def _normalised(hidden: torch.Tensor, frames: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
+def _normalized(hidden: torch.Tensor, frames: torch.Tensor, norm: nn.GroupNorm) -> torch.Tensor:
     """Applies a group norm of one channel in each group to the first frames of each row."""
     real = (torch.arange(hidden.shape[-1], device=hidden.device) < frames[:, None])[:, None]
     count = frames.clamp(min=1)[:, None, None].to(hidden.dtype)
     mean = torch.where(real, hidden, 0.0).sum(-1, keepdim=True) / count
-    centred = torch.where(real, hidden - mean, 0.0)
-    variance = centred.square().sum(-1, keepdim=True) / count
-    return centred * torch.rsqrt(variance + norm.eps) * norm.weight[:, None] + norm.bias[:, None]
+    centered = torch.where(real, hidden - mean, 0.0)
+    variance = centered.square().sum(-1, keepdim=True) / count
+    return centered * torch.rsqrt(variance + norm.eps) * norm.weight[:, None] + norm.bias[:, None]
 
 
 def mask_group_norm(model: Any) -> bool:

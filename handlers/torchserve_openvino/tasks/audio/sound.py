@@ -22,7 +22,7 @@ _RATES = (1_000, 768_000)
 _BLOCK = 1 << 20
 # Of one recording, mixed to one channel, 4 bytes each: 20 minutes at 48 kHz, five at 192 kHz.
 _MOST_SAMPLES = 60_000_000
-# libsndfile's numbers of errors that mean another kind of file, not a damaged one: unrecognised, an unsupported
+# libsndfile's numbers of errors that mean another kind of file, not a damaged one: unrecognized, an unsupported
 # encoding, and what looked like MP3 by its first bytes alone.
 _UNKNOWN = frozenset({1, 4, 7})
 # Programs that write a WAV file into a pipe don't know its size, and state about the largest one.

@@ -1,1 +1,1 @@
-"""The text tasks: texts are tokenised in a batch, and run padded to compiled lengths."""
+"""The text tasks: texts are tokenized in a batch, and run padded to compiled lengths."""

@@ -47,10 +47,10 @@ class Row:
         return len(self.encoding.ids)
 
 
-def tokenised(
+def tokenize(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, limit: int, *, truncates: bool
 ) -> list[Row | InvalidInputError]:
-    """Tokenises texts, or pairs of texts, in one batch.
+    """Tokenizes texts, or pairs of texts, in one batch.
 
     Args:
         tokenizer: A fast tokenizer of transformers.
@@ -151,7 +151,7 @@ class Head(nn.Module):
 
 @dataclass(frozen=True)
 class Rows:
-    """One input, tokenised.
+    """One input, tokenized.
 
     Attributes:
         part: The input and its parameters.
@@ -289,7 +289,7 @@ class TextHandler(HubHandler):
         return text_of(part.input, part.form.field if part.form is not None else "inputs")
 
     def together(self, values: list[Part]) -> list[Rows | ItemError]:
-        """Tokenises all inputs of a batch at once."""
+        """Tokenizes all inputs of a batch at once."""
         start = time.perf_counter()
         tokenized = self.encoded(values) if values else []
         self.record_time("TokenizerTime", start)
@@ -320,7 +320,7 @@ class TextHandler(HubHandler):
         texts = [text for mine, _, _ in inputs for text in mine]
         paired = any(pairs is not None for _, pairs, _ in inputs)
         pairs = [text for _, mine, _ in inputs for text in mine or ()] if paired else None
-        encodings = iter(tokenised(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
+        encodings = iter(tokenize(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
         tokenized: list[Rows | ItemError] = []
         for part, (mine, _, facts) in zip(parts, inputs, strict=True):
             rows = [next(encodings) for _ in mine]

@@ -1,4 +1,4 @@
-"""Turns texts into vectors, pooled and normalised as the model's own files say."""
+"""Turns texts into vectors, pooled and normalized as the model's own files say."""
 
 from collections.abc import Sequence
 from dataclasses import replace

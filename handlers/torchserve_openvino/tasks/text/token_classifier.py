@@ -16,14 +16,14 @@ class TokenParameters(Parameters):
     """Parameters of a token classification, as in Hugging Face's inference API."""
 
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
-    """How tokens become entities: `none` returns tokens; `simple` joins neighbours of one label; the others give all
+    """How tokens become entities: `none` returns tokens; `simple` joins neighbors of one label; the others give all
     tokens of a word one label."""
     ignore_labels: tuple[str, ...] = ("O",)
     """Labels that are left out."""
 
 
 class Entity(Answer):
-    """Neighbouring tokens of one label."""
+    """Neighboring tokens of one label."""
 
     entity_group: str
     """The label."""
