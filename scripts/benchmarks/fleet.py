@@ -1,8 +1,8 @@
 """Simulates a fleet of workers that start on one cache, from the start of a single worker, measured here.
 
-It measures two starts of `Host` in processes of their own: with an empty cache (compiles and stores), and with that one
-(reads). Then it simulates: workers come up at a rate; the first compiles under the cache's lock, the others look at the
-lock every 50 ms and then read, over storage whose bandwidth they share. Needs the extra `examples`, and simpy.
+It measures two starts of `ArchiveService` in processes of their own: with an empty cache (compiles and stores), and
+with that one (reads). Then it simulates: workers come up at a rate; the first compiles under the cache's lock, the others
+look at the lock every 50 ms and then read, over storage whose bandwidth they share. Needs the extra `examples`, and simpy.
 
     python scripts/benchmarks/fleet.py
     python scripts/benchmarks/fleet.py --workers 1000 --per-second 50 --bandwidth 1.25 --json fleet.json
@@ -36,10 +36,10 @@ _HOST = """
 import json, sys, time
 start = time.perf_counter()
 from pathlib import Path
-from torchserve_openvino.hosts.core import Host
-host = Host(Path(sys.argv[1]), lambda *_: None)
+from torchserve_openvino.hosts.archive_service import ArchiveService
+service = ArchiveService(Path(sys.argv[1]), lambda *_: None)
 seconds = time.perf_counter() - start
-report = host.describe()
+report = service.describe()
 cache = report["cache"]
 print(json.dumps({"seconds": seconds, "verified": report["verify"]["passed"],
                   **{name: cache[name] for name in ("traces", "compiles", "imports")}}))

@@ -13,7 +13,7 @@ from torchserve_openvino.backend.runners.guarded import Runner
 from torchserve_openvino.backend.upstream._torch_modes import has_hooks
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.runtime.execute import GuardedPartition
+    from torchserve_openvino.backend.runtime.execute import FallbackPartition
     from torchserve_openvino.backend.settings import RunningPartition
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class CompiledModule(ModelProxy):
         return self._runner.give_memory_back()
 
     @property
-    def running(self) -> "Mapping[GuardedPartition, RunningPartition]":
+    def running(self) -> "Mapping[FallbackPartition, RunningPartition]":
         """The partitions that are in use, with what the report has of them."""
         return self._runner.running
 

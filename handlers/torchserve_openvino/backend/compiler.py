@@ -18,7 +18,7 @@ from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, Traced
-from torchserve_openvino.backend.runtime.deaths.journal import Journal, journal_in
+from torchserve_openvino.backend.runtime.crashes.journal import Journal, journal_in
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
 from torchserve_openvino.backend.spec import OpenAxes
 from torchserve_openvino.backend.torchscript.lines import UntranslatableError

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from torchserve_openvino.backend.partitioning.partition import Partitioned
-    from torchserve_openvino.backend.runtime.execute import GuardedPartition
+    from torchserve_openvino.backend.runtime.execute import FallbackPartition
     from torchserve_openvino.report.records import GraphRecord
 
 
@@ -25,7 +25,7 @@ class Observation:
 
     lowered: "GraphModule"
     partitioned: "Partitioned"
-    calls: "Mapping[str, GuardedPartition]"
+    calls: "Mapping[str, FallbackPartition]"
     record: "GraphRecord"
 
 

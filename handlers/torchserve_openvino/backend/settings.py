@@ -15,8 +15,8 @@ from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instru
 from torchserve_openvino.backend.routes.frozen import CallRecorder
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.runtime.compare import FirstComparison
-from torchserve_openvino.backend.runtime.deaths.journal import Journal
-from torchserve_openvino.backend.runtime.execute import EagerCopy, GuardedPartition
+from torchserve_openvino.backend.runtime.crashes.journal import Journal
+from torchserve_openvino.backend.runtime.execute import EagerCopy, FallbackPartition
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
 from torchserve_openvino.config import ResolvedOptions
@@ -79,7 +79,7 @@ class BackendSettings:
     instrumentation: Instrumentation = NOT_INSTRUMENTED
     journal: Journal | None = None
     backend: str = "openvino"
-    running: "WeakKeyDictionary[GuardedPartition, RunningPartition]" = field(default_factory=WeakKeyDictionary)
+    running: "WeakKeyDictionary[FallbackPartition, RunningPartition]" = field(default_factory=WeakKeyDictionary)
 
     @functools.cached_property
     def comparison(self) -> FirstComparison:

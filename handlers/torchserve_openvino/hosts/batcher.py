@@ -1,4 +1,4 @@
-"""Joins requests of an event loop to calls of a `Host`, as TorchServe's frontend does for its workers."""
+"""Joins requests of an event loop to calls of a `ArchiveService`, as TorchServe's frontend does for its workers."""
 
 import asyncio
 import logging
@@ -12,8 +12,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
-from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import (
     HEALTH_HEADER,
@@ -76,12 +76,12 @@ class Batcher:
     milliseconds.
 
     Args:
-        host: Answers them.
+        service: Answers them.
         queue_size: Most requests that wait for their call.
     """
 
-    def __init__(self, host: Host, queue_size: int = QUEUE_SIZE) -> None:
-        self._host = host
+    def __init__(self, service: ArchiveService, queue_size: int = QUEUE_SIZE) -> None:
+        self._service = service
         self._queue_size = queue_size
         self._waiting: queue.SimpleQueue[tuple[Request, Reply]] = queue.SimpleQueue()
         # Those that no call has answered yet: they wait, run, or are held for the next call. Of the loop's thread.
@@ -103,9 +103,9 @@ class Batcher:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
         reply = Reply(request.id)
         request = replace(request, arrived=time.time(), send=reply.send)
-        if self._host.ended:
-            reply.end(unavailable(f"{self._host.ended}, and is being replaced", request.id))
-        elif self._host.awaits:
+        if self._service.ended:
+            reply.end(unavailable(f"{self._service.ended}, and is being replaced", request.id))
+        elif self._service.awaits:
             background(self._alone(request, reply), self._tasks)
         elif self.waiting >= self._queue_size:
             reply.end(unavailable(f"{self._queue_size} requests are waiting already", request.id))
@@ -119,10 +119,10 @@ class Batcher:
     def _show(self) -> None:
         # Two threads show it: the later value is the newer one.
         with self._showing:
-            self._host.record("gauge", WAITING, self.waiting, {})
+            self._service.record("gauge", WAITING, self.waiting, {})
 
     async def _alone(self, request: Request, reply: Reply) -> None:
-        reply.put(await self._host.answer_alone(request))
+        reply.put(await self._service.answer_alone(request))
         reply.put(None)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -130,7 +130,7 @@ class Batcher:
             self._thread = threading.Thread(target=self._work, args=(loop,), name="answers", daemon=True)
             self._thread.start()
         if self._watch is None:
-            self._watch = loop.call_later(self._host.timeout, self._look)
+            self._watch = loop.call_later(self._service.timeout, self._look)
 
     def _look(self) -> None:
         """Ends this process if a call takes too long; called in the loop."""
@@ -138,15 +138,15 @@ class Batcher:
         self._watch = None
         if until is not None and until <= now:
             # A thread can't be stopped: the process has to be replaced, as TorchServe replaces its workers.
-            self._host.ended = f"a call took longer than responseTimeout ({self._host.timeout:g} s)"
-            logger.error("ERROR: %s", self._host.ended)
+            self._service.ended = f"a call took longer than responseTimeout ({self._service.timeout:g} s)"
+            logger.error("ERROR: %s", self._service.ended)
             while self._next(0.0) is not None:
                 pass
             self._show()
             unanswered = list(self._open)
-            self._end(unanswered, [unavailable(self._host.ended, reply.name) for reply in unanswered])
+            self._end(unanswered, [unavailable(self._service.ended, reply.name) for reply in unanswered])
         elif self._open:
-            left = self._host.timeout if until is None else until - now
+            left = self._service.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
 
     def _end(self, replies: Sequence[Reply], answers: Sequence[Response]) -> None:
@@ -162,8 +162,8 @@ class Batcher:
         while True:
             batch = [held or self._waiting.get()]
             held = None
-            until = time.monotonic() + self._host.delay
-            while len(batch) < self._host.batch_size and (one := self._next(until)):
+            until = time.monotonic() + self._service.delay
+            while len(batch) < self._service.batch_size and (one := self._next(until)):
                 if one[0].envelope != batch[0][0].envelope:
                     held = one
                     break
@@ -183,11 +183,11 @@ class Batcher:
             return None
 
     def _answers(self, requests: Sequence[Request]) -> list[Response]:
-        if self._host.ended:
-            return [unavailable(f"{self._host.ended}, and is being replaced", each.id) for each in requests]
-        self._until = time.monotonic() + self._host.timeout
+        if self._service.ended:
+            return [unavailable(f"{self._service.ended}, and is being replaced", each.id) for each in requests]
+        self._until = time.monotonic() + self._service.timeout
         try:
-            return self._host.answer(requests)
+            return self._service.answer(requests)
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             fault = server_fault(error)

@@ -34,8 +34,8 @@ from starlette.responses import Response as HttpResponse
 
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
+from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
-from torchserve_openvino.hosts.core import Host
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
@@ -60,14 +60,14 @@ class Archive(Model):
     def __init__(self, archive: Path) -> None:
         super().__init__(ModelSettings.of(archive).name)
         self._archive = archive
-        self._host: Host | None = None
+        self._service: ArchiveService | None = None
         self._batcher: Batcher | None = None
         self._loaded: dict[str, float] = {}
 
     def load(self) -> bool:
         """Loads and verifies the model."""
-        self._host = Host(self._archive, PrometheusMetrics().record)
-        self._batcher = Batcher(self._host)
+        self._service = ArchiveService(self._archive, PrometheusMetrics().record)
+        self._batcher = Batcher(self._service)
         self._loaded = {self.name: time.time()}
         self.ready = True
         return True
@@ -75,7 +75,7 @@ class Archive(Model):
     @property
     def _may_go_on(self) -> bool:
         """Whether this process may go on: nothing violated its policy, no call took too long."""
-        return self.ready and self._host is not None and not self._host.ended
+        return self.ready and self._service is not None and not self._service.ended
 
     async def healthy(self) -> bool:
         """Answers readiness probes: returns True if the warm-up sample is answered rightly, and the policy holds."""
@@ -90,13 +90,15 @@ class Archive(Model):
             HTTPException: This process has to be replaced.
         """
         if not self._may_go_on:
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, self._host.ended if self._host is not None else "")
+            raise HTTPException(
+                HTTPStatus.SERVICE_UNAVAILABLE, self._service.ended if self._service is not None else ""
+            )
         return {"alive": True}
 
     def report(self) -> dict[str, Any]:
         """Returns the report; JSON-safe."""
-        assert self._host is not None
-        return self._host.describe()
+        assert self._service is not None
+        return self._service.describe()
 
     async def models(self, request: HttpRequest) -> HttpResponse:
         """Answers ``GET /v1/models``, which is KServe's list as well as OpenAI's, and its like below ``/openai``."""

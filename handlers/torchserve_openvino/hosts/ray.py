@@ -25,8 +25,8 @@ from starlette.responses import Response as HttpResponse
 
 from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
+from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
-from torchserve_openvino.hosts.core import Host
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import Response
 from torchserve_openvino.serving.requests.phases import BOUNDS, SECONDS
@@ -53,10 +53,10 @@ class Replica:
     """
 
     def __init__(self, archive: str, largest: int) -> None:
-        self._host = Host(Path(archive), RayMetrics().record)
-        self._batcher = Batcher(self._host)
+        self._service = ArchiveService(Path(archive), RayMetrics().record)
+        self._batcher = Batcher(self._service)
         self._largest = largest
-        self._loaded = {self._host.name: time.time()}
+        self._loaded = {self._service.name: time.time()}
 
     def check_health(self) -> None:
         """Fails if this replica has to be replaced, so that Ray does.
@@ -64,12 +64,12 @@ class Replica:
         Raises:
             RuntimeError: The policy is violated, or a call takes too long.
         """
-        if self._host.ended:
-            raise RuntimeError(self._host.ended)
+        if self._service.ended:
+            raise RuntimeError(self._service.ended)
 
     def describe(self) -> dict[str, Any]:
         """Returns the report; JSON-safe."""
-        return {**self._host.describe(), "replica": serve.get_replica_context().replica_id.unique_id}
+        return {**self._service.describe(), "replica": serve.get_replica_context().replica_id.unique_id}
 
     async def reports(self) -> list[dict[str, Any]]:
         """Returns the reports of all replicas."""
@@ -84,7 +84,7 @@ class Replica:
             yield http.models(forwarded, self._loaded)
             return
         if forwarded.asks_ready:
-            yield http.readiness(filter(None, [self._host.ended or await not_ready(self._batcher)]))
+            yield http.readiness(filter(None, [self._service.ended or await not_ready(self._batcher)]))
             return
         if forwarded.method == "GET":
             report = await self.reports() if forwarded.path == "replicas" else self.describe()

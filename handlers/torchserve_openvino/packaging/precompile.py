@@ -139,7 +139,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:
     # Imported here: it loads OpenVINO, which who only inspects an archive does not need.
-    from torchserve_openvino.backend.runtime.deaths.trial import CRASHES, signal_name
+    from torchserve_openvino.backend.runtime.crashes.trial import CRASHES, signal_name
 
     environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
     if (journal := state_folder(None)) is not None:

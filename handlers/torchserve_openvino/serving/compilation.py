@@ -20,7 +20,7 @@ from torchserve_openvino.config import ResolvedOptions, ServingConfig
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.progress import begin_step, keep_report
 from torchserve_openvino.serving.requests.counters import Counters
-from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes.input_spec import Signature
 from torchserve_openvino.serving.shapes.plan import Shapes
@@ -84,7 +84,7 @@ class Compilation:
         config: ServingConfig,
         shapes: Shapes,
         *,
-        streams: Streams,
+        streams: ParallelCalls,
         counters: Counters,
         freezes: bool,
         packaged: Path | None,

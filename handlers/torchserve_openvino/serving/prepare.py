@@ -22,7 +22,7 @@ from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.observation.observe import Call
 from torchserve_openvino.serving.placement import Placement, stored_placement
 from torchserve_openvino.serving.requests.batching import overhead
-from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
 from torchserve_openvino.serving.shapes.warmup import run_case
@@ -79,7 +79,7 @@ class Preparation:
         self._freezes = context.freezes if section.freeze == "auto" else section.freeze
         self._admission = Admission(eager, section, shapes.cases, part, measure)
         self._compilation = Compilation(
-            eager, context.config, shapes, streams=Streams(context.threads.streams), counters=context.counters,
+            eager, context.config, shapes, streams=ParallelCalls(context.threads.streams), counters=context.counters,
             freezes=self._freezes, packaged=context.model_dir / PACKAGED_FOLDER if section.cache.packaged else None,
             # Verification compares every compiled shape with eager; no need to do so twice.
             proves=bool(self._admission.skipped), tracker=context.tracker,

@@ -15,8 +15,8 @@ from torchserve_openvino.errors import ItemError, OutsideDeclaredError, first_li
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.serving.requests.phases import measured_inference
-from torchserve_openvino.serving.requests.streams import Streams
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
 from torchserve_openvino.serving.shapes.plan import probe_first_rows, rows_of
@@ -65,7 +65,7 @@ class ServedModel:
         only_sizes: Sequence[int] | None = None,
         facts: RowFacts | None = None,
         axes: Axes | None = None,
-        streams: Streams | None = None,
+        streams: ParallelCalls | None = None,
         counters: Counters | None = None,
         beyond: Callable[..., Any] | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class ServedModel:
         self._axes = axes or {}
         self._any_shape = beyond or compiled
         self._rows = RowRunner(
-            self._any_shape if inputs is None else compiled, sizes, streams or Streams(), self.counters
+            self._any_shape if inputs is None else compiled, sizes, streams or ParallelCalls(), self.counters
         )
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.backend import CompiledModule
-from torchserve_openvino.backend.runtime.execute import GuardedPartition
+from torchserve_openvino.backend.runtime.execute import FallbackPartition
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
 from torchserve_openvino.serving.placement import Placement, SlowerThere
@@ -154,7 +154,7 @@ class _Decision:
                 f"for it were over: {', '.join(placement.untimed)}"
             )
 
-    def _leave(self, partition: GuardedPartition) -> None:
+    def _leave(self, partition: FallbackPartition) -> None:
         partition.fall_back_to_eager()
         self._compiled.running[partition].record.runs_on = "eager"
 
@@ -163,7 +163,7 @@ class _Decision:
         with case.modes.on():
             return self._compiled.fall_back_to_eager(*args, **kwargs)
 
-    def _try_partition(self, partition: GuardedPartition, use: _Uses, deadline: float) -> None:
+    def _try_partition(self, partition: FallbackPartition, use: _Uses, deadline: float) -> None:
         def on_openvino() -> None:
             for case, args in use.calls:
                 with case.modes.on():
@@ -266,10 +266,10 @@ def _forbidden(section: OpenVINOSection) -> str:
 
 
 def _uses(
-    prepared: Prepared, running: Mapping[GuardedPartition, Any], slow: Sequence[Case]
-) -> dict[GuardedPartition, _Uses]:
+    prepared: Prepared, running: Mapping[FallbackPartition, Any], slow: Sequence[Case]
+) -> dict[FallbackPartition, _Uses]:
     """Runs each case once, and returns which partitions it calls."""
-    uses: dict[GuardedPartition, _Uses] = {}
+    uses: dict[FallbackPartition, _Uses] = {}
     is_whole = prepared.report.summary.coverage == 1.0
     for case in prepared.cases:
         with _recorded(running) as calls:
@@ -286,9 +286,9 @@ def _uses(
 
 
 @contextmanager
-def _recorded(partitions: Mapping[GuardedPartition, Any]) -> Iterator[list[tuple[GuardedPartition, _Call]]]:
+def _recorded(partitions: Mapping[FallbackPartition, Any]) -> Iterator[list[tuple[FallbackPartition, _Call]]]:
     """Records the partitions' arguments while the context lasts; only before READY, when nobody else calls them."""
-    calls: list[tuple[GuardedPartition, _Call]] = []
+    calls: list[tuple[FallbackPartition, _Call]] = []
     for partition in partitions:
         partition.calls = calls
     try:

@@ -25,7 +25,7 @@ from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.messages import Request
-from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.tasks.handler import TaskHandler
 
 logger = logging.getLogger(__name__)
@@ -122,10 +122,10 @@ class ItemHandler(TaskHandler):
         return isolated(lambda: self._own_code.watch(partial(self.decode, item)))
 
     @cached_property
-    def _decoders(self) -> Streams:
+    def _decoders(self) -> ParallelCalls:
         """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
         threads = self._openvino.report.tracker.config.get("threads", {}).get("openvino_threads")
-        return Streams((threads or 1) if self.decodes_in_parallel else 1)
+        return ParallelCalls((threads or 1) if self.decodes_in_parallel else 1)
 
     def _together(self, values: list[Any]) -> list[Any]:
         """Runs `together`; after a failure for each item by itself, so that one cannot fail the others."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
-from torchserve_openvino.hosts.core import Host, row_of
+from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tune.observing import Observer
@@ -29,24 +29,24 @@ class Worker:
     """
 
     def __init__(self, archive: Path, bodies: list[tuple[str, str]]) -> None:
-        self._host = Host(archive, lambda *_: None)
+        self._service = ArchiveService(archive, lambda *_: None)
         self._requests = [
             Request(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
         ]
         # Requests of a folder may be sorted by size; calls must have mixed ones, as under load.
         self._order = random.Random(0).sample(range(len(bodies)), len(bodies))
-        self._observer = Observer(self._host._handler, worker_of(self._host._handler))
+        self._observer = Observer(self._service.handler, worker_of(self._service.handler))
 
     def report(self) -> dict[str, Any]:
         """Returns the model's report."""
-        return self._host.describe()
+        return self._service.describe()
 
     def answers(self) -> list[dict[str, Any]]:
         """Answers each request by itself."""
         result = []
         for index in range(len(self._requests)):
             self._observer.begin_request()
-            (answer,) = self._host.answer([self._request(index)])
+            (answer,) = self._service.answer([self._request(index)])
             body = base64.b64encode(answer.body).decode()
             result.append({"status": int(answer.status), "content_type": answer.content_type, "body": body})
         return result
@@ -69,7 +69,7 @@ class Worker:
         """
         batch = [self._request(self._order[(first + index) % len(self._order)]) for index in range(size)]
         start = time.perf_counter()
-        answers = self._host.answer(batch)
+        answers = self._service.answer(batch)
         elapsed = (time.perf_counter() - start) * 1e3
         if refused := [answer for answer in answers if answer.status != 200]:
             raise TorchServeOpenVINOError(f"a request was answered {refused[0].status}: {refused[0].body[:200]!r}")

@@ -90,19 +90,19 @@ def worker(archive: Path, request: Path | None) -> None:
     time.sleep(0.5)
     step("+ OpenVINO")
     with clock.phase("import this package"):
-        from torchserve_openvino.hosts.core import Host, row_of
+        from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
         from torchserve_openvino.serving.requests.messages import Request
     step("+ this package")
     watch(clock)
     with clock.phase("everything else"):
-        host = Host(archive, lambda *_: None)
+        service = ArchiveService(archive, lambda *_: None)
     step("READY")
-    report = host.describe()
+    report = service.describe()
     facts: dict[str, Any] = {"phases": dict(clock.phases), "cache": report["cache"]}
     if request is not None:
         before = set(sys.modules)
         message = Request(id="1", row=row_of(request.read_bytes(), "application/octet-stream", {}), headers={})
-        (answer,) = host.answer([message])
+        (answer,) = service.answer([message])
         assert answer.status == 200, answer
         step("first request")
         facts["imported by the first request"] = sorted(set(sys.modules) - before)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from every_task import SERVED, bodies, close, saved
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.hosts.core import Host, row_of
+from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.serving.requests.messages import Request, Response
 
 FOLDER = Path(__file__).parent / "transcripts"
@@ -34,13 +34,13 @@ handler:
 LONGEST_TEXT, LONGEST_LIST = 500, 40
 
 
-def hosted(task: str, folder: Path) -> Host:
+def loaded(task: str, folder: Path) -> ArchiveService:
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     arguments = ["package", "--hf", saved(task, folder / "saved"), "--task", task, "--model-name", "transcribed"]
     arguments += ["--config-file", folder / "config.yaml", "--export-path", folder]
     done = CliRunner().invoke(app, [str(each) for each in arguments])
     assert done.exit_code == 0, done.output
-    return Host(folder / "transcribed.mar", lambda *_: None, folder / "unpacked")
+    return ArchiveService(folder / "transcribed.mar", lambda *_: None, folder / "unpacked")
 
 
 def requests_to(task: str) -> dict[str, tuple[bytes, str]]:
@@ -85,9 +85,9 @@ def transcript(response: Response) -> dict[str, Any]:
     return {"status": response.status, "type": response.content_type, "body": short(shown)}
 
 
-def answered(host: Host, body: bytes, kind: str) -> Response:
+def answered(service: ArchiveService, body: bytes, kind: str) -> Response:
     try:
-        return host.answer([Request(row_of(body, kind, {}))])[0]
+        return service.answer([Request(row_of(body, kind, {}))])[0]
     except ItemError as error:
         return Response.refused(error)
 
@@ -95,12 +95,12 @@ def answered(host: Host, body: bytes, kind: str) -> Response:
 @pytest.mark.quick("question_answerer", "image_embedder", "audio_classifier")
 @pytest.mark.parametrize("task", SERVED)
 def test_answers_are_as_transcribed(task: str, tmp_path: Path) -> None:
-    host = hosted(task, tmp_path)
+    service = loaded(task, tmp_path)
     asked = requests_to(task)
-    made = {name: transcript(answered(host, *request)) for name, request in asked.items()}
+    made = {name: transcript(answered(service, *request)) for name, request in asked.items()}
     # In one call, each has its own.
     good = [name for name in asked if name.startswith("request")]
-    together = host.answer([Request(row_of(*asked[name], {})) for name in good])
+    together = service.answer([Request(row_of(*asked[name], {})) for name in good])
     for name, response in zip(good, together, strict=True):
         close(transcript(response), made[name], f"{name}, with others")
     path = FOLDER / f"{task}.json"

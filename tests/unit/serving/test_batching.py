@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import CallCosts, RowRunner, bucket_sizes, split_rows
 from torchserve_openvino.serving.requests.counters import Counters
-from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes.probe import RowFacts
 
@@ -44,14 +44,14 @@ def test_padding_and_splitting_never_change_an_answer(rows: int, largest: int, s
 
     sizes = bucket_sizes("auto", largest)
     x, scale = torch.randn(rows, 2), torch.randn(rows, 1)
-    answer = RowRunner(model, sizes, Streams(streams), Counters())((x,), {"scale": scale}, rows)
+    answer = RowRunner(model, sizes, ParallelCalls(streams), Counters())((x,), {"scale": scale}, rows)
     assert torch.equal(answer["y"], x * scale) and answer["n"] == 3
     assert set(seen) <= set(sizes)
 
 
 def test_padded_and_split_rows_are_counted() -> None:
     counters = Counters()
-    run = RowRunner(lambda x: x, [1, 4], Streams(), counters)
+    run = RowRunner(lambda x: x, [1, 4], ParallelCalls(), counters)
     for rows in (1, 3, 4, 9):
         assert run((torch.zeros(rows, 1),), {}, rows).shape[0] == rows
     assert counters.to_dict() == {"padded_rows": 1 + 3, "split_batches": 1}
@@ -109,7 +109,7 @@ def timed_rows(answer):
         time.sleep(0.001 * x.shape[0] ** 2)
         return answer(x)
 
-    run = RowRunner(model, [1, 2, 4], Streams(), Counters())
+    run = RowRunner(model, [1, 2, 4], ParallelCalls(), Counters())
     for rows in (1, 2) * 6:
         run((torch.randn(rows, 2),), {}, rows)
     for _ in range(12):
@@ -142,7 +142,7 @@ def test_streams_run_at_the_same_time_and_keep_the_callers_modes() -> None:
 
     modes = Modes(grad=False, autocast=torch.bfloat16)
     with modes.on():
-        assert Streams(3).run([lambda n=n: call(n) for n in range(3)]) == [(n, modes) for n in range(3)]
+        assert ParallelCalls(3).run([lambda n=n: call(n) for n in range(3)]) == [(n, modes) for n in range(3)]
 
 
 def test_a_failing_stream_fails_the_batch_after_all_have_ended() -> None:
@@ -152,7 +152,7 @@ def test_a_failing_stream_fails_the_batch_after_all_have_ended() -> None:
         raise ValueError("bad part")
 
     with pytest.raises(ValueError, match="bad part"):
-        Streams(2).run([bad, lambda: ended.append(1)])
+        ParallelCalls(2).run([bad, lambda: ended.append(1)])
     assert ended == [1]
 
 

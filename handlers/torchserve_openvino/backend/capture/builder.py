@@ -25,7 +25,7 @@ from torchserve_openvino.backend.runtime.assemble import assemble
 from torchserve_openvino.backend.runtime.build import Built, build, compile_as_is, note_built
 from torchserve_openvino.backend.runtime.execute import (
     CompiledPartition,
-    GuardedPartition,
+    FallbackPartition,
     as_traced,
     count_runtime_failure,
 )
@@ -280,7 +280,7 @@ class GraphBuilder:
         keys: Mapping[str, str],
     ) -> Assembled:
         settings = self._settings
-        calls: dict[str, GuardedPartition] = {}
+        calls: dict[str, FallbackPartition] = {}
         for part, record in zip(self._partitioned.parts, self._record.partitions, strict=True):
             entry = stored.get(part.name)
             if entry is not None:
@@ -292,7 +292,7 @@ class GraphBuilder:
                 if settings.partitions is not None and part.name in keys and built is not None and fresh is not None:
                     settings.partitions.save(keys[part.name], fields[part.name], fresh, built)
             fallback = part.graph.forward if compiled else fallback_for(part, settings)
-            calls[part.name] = GuardedPartition(
+            calls[part.name] = FallbackPartition(
                 compiled,
                 functools.partial(settings.eager_copy.run, fallback),
                 functools.partial(count_runtime_failure, settings.tracker, self._name(part.name)),

@@ -33,7 +33,7 @@ from torchserve_openvino.backend.routes.serialized_graph import (
     tree_to_text,
 )
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
-from torchserve_openvino.backend.runtime.execute import GuardedPartition, count_runtime_failure
+from torchserve_openvino.backend.runtime.execute import FallbackPartition, count_runtime_failure
 from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.identity.key import digest, graph_options
@@ -210,10 +210,10 @@ class CallCache:
         if len(found) < len(stored):
             return None
         record = body.record.to_record()
-        calls: dict[str, GuardedPartition] = {}
+        calls: dict[str, FallbackPartition] = {}
         for part, loaded, partition in zip(body.parts, found, record.partitions, strict=True):
             fallback = LazyGraph(part.graph.model_dump(), below(tensors, part.name))
-            calls[part.name] = GuardedPartition(
+            calls[part.name] = FallbackPartition(
                 loaded.run(partition, tracker, self._settings.memory),
                 functools.partial(copy.run, fallback),
                 functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part.name}"),

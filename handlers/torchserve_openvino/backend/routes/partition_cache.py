@@ -24,7 +24,7 @@ from torchserve_openvino.backend.runtime.build import (
     import_blob,
     note_built,
 )
-from torchserve_openvino.backend.runtime.deaths.journal import Journal
+from torchserve_openvino.backend.runtime.crashes.journal import Journal
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
 from torchserve_openvino.backend.runtime.memory import OutputMemory
 from torchserve_openvino.backend.spec import Interface

@@ -12,7 +12,7 @@ from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route, call_key
 from torchserve_openvino.backend.routes.proof import Proof
 from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
-from torchserve_openvino.backend.runtime.execute import GuardedPartition
+from torchserve_openvino.backend.runtime.execute import FallbackPartition
 from torchserve_openvino.backend.runtime.own_weights import give_pages_back
 from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.key import make_key
@@ -173,7 +173,7 @@ class FreezingRunner(Runner):
         return (result,)
 
     @property
-    def running(self) -> Mapping[GuardedPartition, RunningPartition]:
+    def running(self) -> Mapping[FallbackPartition, RunningPartition]:
         """See `CompiledModule.running`."""
         return dict(self._settings.running)
 

@@ -13,7 +13,7 @@ from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
 
 if TYPE_CHECKING:
-    from torchserve_openvino.backend.runtime.execute import GuardedPartition
+    from torchserve_openvino.backend.runtime.execute import FallbackPartition
     from torchserve_openvino.backend.settings import RunningPartition
 
 
@@ -101,7 +101,7 @@ class Runner:
         return self.model(*args, **kwargs)
 
     @property
-    def running(self) -> "Mapping[GuardedPartition, RunningPartition]":
+    def running(self) -> "Mapping[FallbackPartition, RunningPartition]":
         """See `CompiledModule.running`."""
         return {}
 

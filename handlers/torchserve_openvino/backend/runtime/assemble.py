@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchserve_openvino.backend.runtime.execute import GuardedPartition
+from torchserve_openvino.backend.runtime.execute import FallbackPartition
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -24,7 +24,7 @@ def picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return itemgetter(*positions)
 
 
-def assemble(outer: "GraphModule", calls: Mapping[str, GuardedPartition]) -> Callable[..., Any]:
+def assemble(outer: "GraphModule", calls: Mapping[str, FallbackPartition]) -> Callable[..., Any]:
     """Returns the outer graph as a function, with its ``call_module`` nodes bound to ``calls``."""
     whole = SinglePartition.of(outer)
     if whole is not None:
@@ -74,7 +74,7 @@ class SinglePartition:
                 slots.append(("constant", value))
         return cls(str(module.target), [position[node] for node in module.args], slots)
 
-    def bind(self, call: GuardedPartition) -> Callable[..., Any]:
+    def bind(self, call: FallbackPartition) -> Callable[..., Any]:
         """Returns the graph as a function of all its inputs."""
         pick, slots = picker(self.pick), self.slots
         if slots == [("result", i) for i in range(len(slots))]:

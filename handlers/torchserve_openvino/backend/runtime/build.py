@@ -13,9 +13,15 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Subject, subject_of_blob, subject_of_model
-from torchserve_openvino.backend.runtime.deaths.survive import survive
-from torchserve_openvino.backend.runtime.deaths.trial import trial_of_file, trial_of_model
+from torchserve_openvino.backend.runtime.crashes.journal import (
+    Journal,
+    Mode,
+    Subject,
+    subject_of_blob,
+    subject_of_model,
+)
+from torchserve_openvino.backend.runtime.crashes.survive import survive
+from torchserve_openvino.backend.runtime.crashes.trial import trial_of_file, trial_of_model
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core, plugin_library

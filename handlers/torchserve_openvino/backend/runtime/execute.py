@@ -291,7 +291,7 @@ def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None
         logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 
 
-class GuardedPartition:
+class FallbackPartition:
     """A partition as the outer graph calls it: runs on OpenVINO, or falls back for this call, counted.
 
     Args:
@@ -313,7 +313,7 @@ class GuardedPartition:
         unpack: bool,
     ) -> None:
         self.compiled = compiled
-        self.calls: list[tuple[GuardedPartition, tuple[Any, ...]]] | None = None
+        self.calls: list[tuple[FallbackPartition, tuple[Any, ...]]] | None = None
         self._layout = compiled.layout if compiled is not None else None
         self._fallback = fallback
         self._on_failure = on_failure

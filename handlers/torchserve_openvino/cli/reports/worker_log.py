@@ -20,7 +20,7 @@ _LATE = re.compile(
     r"Backend worker error\n\S*WorkerInitializationException: Backend worker did not respond in given time"
 )
 _GONE = re.compile(r"backend worker process died\., startupTimeout")
-# As `backend/runtime/deaths/survive.py` writes it.
+# As `backend/runtime/crashes/survive.py` writes it.
 _DIED = re.compile(r"OpenVINO's compiler died.*")
 # Only the end of a large log is read: it contains the cause, because TorchServe keeps restarting a failed worker.
 _READ_BYTES = 16 * 1024 * 1024

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.backend.runtime.build import compile_as_is
-from torchserve_openvino.backend.runtime.deaths.journal import Journal
+from torchserve_openvino.backend.runtime.crashes.journal import Journal
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.generation.text.exporting.export import TOKENS, cache_argument
 from torchserve_openvino.report.progress import begin_step

@@ -11,7 +11,7 @@ import openvino as ov
 from torch import nn
 
 from torchserve_openvino.backend.runtime.build import device_facts
-from torchserve_openvino.backend.runtime.deaths.journal import journal_in
+from torchserve_openvino.backend.runtime.crashes.journal import journal_in
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
 from torchserve_openvino.cache.identity.versions import source_digest, versions
 from torchserve_openvino.cache.open import state_folder

@@ -22,8 +22,8 @@ from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
 from torchserve_openvino.files.json_text import JsonError
+from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
-from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.hosts.settings import LOG_FORMAT
 from torchserve_openvino.report.quiet import quiet_libraries
@@ -97,7 +97,7 @@ class Worker:
         self._thread = ThreadPoolExecutor(1, "answers")
         self._gone: dict[int, set[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._host: Host | None = None
+        self._service: ArchiveService | None = None
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends a message, from any thread; the front process always reads."""
@@ -119,14 +119,14 @@ class Worker:
         progress = logging.getLogger("torchserve_openvino.report.progress")
         progress.addHandler(steps)
         try:
-            self._host = Host(self._folder, self._metrics.record, workers=self._workers)
+            self._service = ArchiveService(self._folder, self._metrics.record, workers=self._workers)
         except (TorchServeOpenVINOError, JsonError, RuntimeError) as error:
             self.send({"kind": "refused", "reason": str(error)})
             return False
         finally:
             progress.removeHandler(steps)
         self._send_metrics()
-        self.send({"kind": "ready", "awaits": self._host.awaits})
+        self.send({"kind": "ready", "awaits": self._service.awaits})
         return True
 
     async def run(self) -> None:
@@ -148,17 +148,17 @@ class Worker:
             self._send_metrics()
 
     async def _describe(self, number: int) -> None:
-        assert self._host is not None
+        assert self._service is not None
         try:
-            report = await asyncio.get_running_loop().run_in_executor(self._thread, self._host.describe)
+            report = await asyncio.get_running_loop().run_in_executor(self._thread, self._service.describe)
         except Exception as error:
             logger.exception("the report failed")
             report = {"error": f"{type(error).__name__}: {error}"}
         self.send({"kind": "report", "call": number, "report": report})
 
     async def _call(self, frame: Frame) -> None:
-        assert self._host is not None
-        number, host = frame.head["call"], self._host
+        assert self._service is not None
+        number, service = frame.head["call"], self._service
         gone = self._gone[number] = set()
 
         def send(index: int, piece: Response) -> None:
@@ -179,11 +179,11 @@ class Worker:
                 )  # fmt: skip
             except InvalidInputError as error:
                 answers.append((index, Response.refused(error, head["id"])))
-        if requests and host.awaits:
+        if requests and service.awaits:
             ((index, request),) = requests.items()
-            answers.append((index, await host.answer_alone(request)))
+            answers.append((index, await service.answer_alone(request)))
         elif requests:
-            answer = partial(host.answer, list(requests.values()))
+            answer = partial(service.answer, list(requests.values()))
             responses = await asyncio.get_running_loop().run_in_executor(self._thread, answer)
             answers += zip(requests, responses, strict=True)
         del self._gone[number]
@@ -192,7 +192,7 @@ class Worker:
             {"index": index, "type": answer.content_type, "status": int(answer.status), "bytes": len(answer.body)}
             for index, answer in answers
         ]
-        head = {"kind": "done", "call": number, "ended": host.ended, "answers": heads}
+        head = {"kind": "done", "call": number, "ended": service.ended, "answers": heads}
         if metrics := self._metrics.take(_METRICS_SECONDS):
             head["metrics"] = metrics
         self.send(head, b"".join(answer.body for _, answer in answers))

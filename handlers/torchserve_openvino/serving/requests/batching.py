@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.runtime.compare import difference
 from torchserve_openvino.backend.spec import plain_leaves
 from torchserve_openvino.serving.requests.counters import Counters
-from torchserve_openvino.serving.requests.streams import Streams
+from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 
 # Batches whose answers in parts have to agree with those in one call, before parts are answered with.
 _AGREE = 3
@@ -88,7 +88,7 @@ class RowRunner:
     """
 
     def __init__(
-        self, model: Callable[..., Any], sizes: Sequence[int] | None, streams: Streams, counters: Counters
+        self, model: Callable[..., Any], sizes: Sequence[int] | None, streams: ParallelCalls, counters: Counters
     ) -> None:
         self.model = model
         self.sizes = list(sizes) if sizes else None

@@ -20,10 +20,10 @@ from openvino import opset13 as ops
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build as build_module
-from torchserve_openvino.backend.runtime.deaths import journal as journal_module
-from torchserve_openvino.backend.runtime.deaths.journal import Journal, Mode, Subject, Verdict, subject_of_model
-from torchserve_openvino.backend.runtime.deaths.survive import survive
-from torchserve_openvino.backend.runtime.deaths.trial import trial_of_model
+from torchserve_openvino.backend.runtime.crashes import journal as journal_module
+from torchserve_openvino.backend.runtime.crashes.journal import Journal, Mode, Subject, Verdict, subject_of_model
+from torchserve_openvino.backend.runtime.crashes.survive import survive
+from torchserve_openvino.backend.runtime.crashes.trial import trial_of_model
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.open import STATE_ENV, state_folder
 from torchserve_openvino.cache.storage.store import Store
@@ -406,7 +406,7 @@ START = """
 import json, sys
 import torch, torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build
-from torchserve_openvino.backend.runtime.deaths import trial
+from torchserve_openvino.backend.runtime.crashes import trial
 
 torch.manual_seed(0)
 layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)).eval()

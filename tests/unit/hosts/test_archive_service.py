@@ -1,4 +1,4 @@
-"""`Host` and `Batcher`: an archive made for TorchServe answers without it."""
+"""`ArchiveService` and `Batcher`: an archive made for TorchServe answers without it."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from encoder import build
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
+from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.batcher import Batcher
-from torchserve_openvino.hosts.core import Host, row_of
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
 
@@ -51,23 +51,23 @@ import sys
 sys.modules["ts"] = None
 from importlib.util import find_spec
 from pathlib import Path
-from torchserve_openvino.hosts.core import Host
+from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.serving.requests.messages import Request
-host = Host(Path(sys.argv[1]), lambda *_: None)
-(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
+service = ArchiveService(Path(sys.argv[1]), lambda *_: None)
+(answer,) = service.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
 assert not [name for name in sys.modules if name.startswith("ts.")]
 print("answered:", answer.status, answer.body.decode().replace("\\n", ""))
 """
 WARM = """
 import sys
 from pathlib import Path
-from torchserve_openvino.hosts.core import Host
+from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.serving.requests.messages import Request
-host = Host(Path(sys.argv[1]), lambda *_: None)
+service = ArchiveService(Path(sys.argv[1]), lambda *_: None)
 before = set(sys.modules)
-(answer,) = host.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
+(answer,) = service.answer([Request({"body": [[0.5, -1.0, 2.0, 0.1]]})])
 assert answer.status == 200, answer
-assert host.describe()["cache"]["traces"] == 0, host.describe()["cache"]
+assert service.describe()["cache"]["traces"] == 0, service.describe()["cache"]
 print("tracing:", [name for name in ("torch._dynamo", "torch._inductor", "sympy", "networkx") if name in sys.modules])
 print("first request:", sorted(set(sys.modules) - before))
 """
@@ -99,9 +99,9 @@ def metrics() -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def host(packed: Path, metrics: Counter[str]) -> Iterator[Host]:
+def service(packed: Path, metrics: Counter[str]) -> Iterator[ArchiveService]:
     path = list(sys.path)
-    yield Host(packed, lambda kind, name, value, labels: metrics.update({f"{kind} {name}": value}))
+    yield ArchiveService(packed, lambda kind, name, value, labels: metrics.update({f"{kind} {name}": value}))
     sys.path[:] = path
 
 
@@ -121,23 +121,23 @@ def ask(batcher: Batcher, *bodies: Any, envelope: EnvelopeKind | None = None) ->
     return asyncio.run(together())
 
 
-def test_requests_share_a_call_and_each_has_its_own_status(host: Host, metrics: Counter[str]) -> None:
-    before = host.describe()["serving"]["counts"].get("requests", 0)
-    answers = ask(Batcher(host), [ROW], "text", [[1, 2]], [[0.0, 1.0, 0.0, 1.0]])
+def test_requests_share_a_call_and_each_has_its_own_status(service: ArchiveService, metrics: Counter[str]) -> None:
+    before = service.describe()["serving"]["counts"].get("requests", 0)
+    answers = ask(Batcher(service), [ROW], "text", [[1, 2]], [[0.0, 1.0, 0.0, 1.0]])
     assert [answer.status for answer in answers] == [200, 415, 400, 200]
     for answer, row in ((answers[0], ROW), (answers[3], [0.0, 1.0, 0.0, 1.0])):
         torch.testing.assert_close(torch.tensor(json.loads(answer.body)), expected([row]), rtol=1e-4, atol=1e-5)
     assert json.loads(answers[2].body)["type"] == "OutsideDeclaredError"
     assert {answer.content_type for answer in answers} == {"application/json"}
-    report = host.describe()
+    report = service.describe()
     assert report["serving"]["counts"]["requests"] == before + 4
     assert report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
     assert metrics["gauge openvino_verified"] and metrics["gauge openvino_coverage_ratio"]
 
 
-def test_a_call_has_requests_of_one_protocol(host: Host) -> None:
+def test_a_call_has_requests_of_one_protocol(service: ArchiveService) -> None:
     async def mixed() -> list[Response]:
-        batcher, envelope = Batcher(host), "json"
+        batcher, envelope = Batcher(service), "json"
 
         async def one(request: Request) -> Response:
             (piece,) = [piece async for piece in batcher.submit(request)]
@@ -154,7 +154,7 @@ def test_a_call_has_requests_of_one_protocol(host: Host) -> None:
 
 def test_the_host_s_own_library_gets_waits_phases_and_batches(packed: Path) -> None:
     path, seen = list(sys.path), []
-    own = Host(packed, lambda *values: seen.append(values))
+    own = ArchiveService(packed, lambda *values: seen.append(values))
     ask(Batcher(own), [ROW], [ROW])
     sys.path[:] = path
     values = [
@@ -170,10 +170,10 @@ def test_the_host_s_own_library_gets_waits_phases_and_batches(packed: Path) -> N
     assert report["seconds"]["queue"]["count"] == 2 and sum(report["released"].values()) == 1
 
 
-def test_a_refusal_names_its_request(host: Host) -> None:
+def test_a_refusal_names_its_request(service: ArchiveService) -> None:
     async def one(name: str, body: Any) -> Response:
         request = Request({"body": body}, id=name)
-        (piece,) = [piece async for piece in Batcher(host, queue_size=0 if name == "full" else 9).submit(request)]
+        (piece,) = [piece async for piece in Batcher(service, queue_size=0 if name == "full" else 9).submit(request)]
         return piece
 
     for name, body, status in (("bad", [[1.0]], 400), ("full", [ROW], 503)):
@@ -181,33 +181,33 @@ def test_a_refusal_names_its_request(host: Host) -> None:
         assert answer.status == status and json.loads(answer.body)["request_id"] == name
 
 
-def test_a_full_queue_refuses(host: Host) -> None:
-    answers = ask(Batcher(host, queue_size=3), *[[ROW]] * 20)
+def test_a_full_queue_refuses(service: ArchiveService) -> None:
+    answers = ask(Batcher(service, queue_size=3), *[[ROW]] * 20)
     statuses = Counter(int(answer.status) for answer in answers)
     assert statuses[503] and statuses[200] >= 3 and sum(statuses.values()) == 20
     refused = next(answer for answer in answers if answer.status == 503)
     assert "3 requests are waiting already" in json.loads(refused.body)["message"]
 
 
-def health(host: Host, *more: Request) -> list[Response]:
+def health(service: ArchiveService, *more: Request) -> list[Response]:
     probe = Request({"body": {}}, {"OpenVINO-Health": "1", "explain": "False"})
-    return host.answer([*more, probe])
+    return service.answer([*more, probe])
 
 
-def test_a_probe_runs_the_warm_up_sample_beside_other_requests(host: Host) -> None:
-    before = host.describe()["serving"]["counts"]["requests"]
-    answer, state = health(host, Request({"body": [ROW]}))
+def test_a_probe_runs_the_warm_up_sample_beside_other_requests(service: ArchiveService) -> None:
+    before = service.describe()["serving"]["counts"]["requests"]
+    answer, state = health(service, Request({"body": [ROW]}))
     torch.testing.assert_close(torch.tensor(json.loads(answer.body)), expected([ROW]), rtol=1e-4, atol=1e-5)
     assert state.status == 200 and json.loads(state.body) == {"healthy": True, "sample": "batch 1", "verified": True}
     # It is no request, and is not counted as one.
-    assert host.describe()["serving"]["counts"]["requests"] == before + 1
+    assert service.describe()["serving"]["counts"]["requests"] == before + 1
 
 
-def test_a_probe_names_what_is_wrong(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = host._handler._openvino
+def test_a_probe_names_what_is_wrong(service: ArchiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = service.handler._openvino
 
     def refused(words: str) -> None:
-        (state,) = health(host)
+        (state,) = health(service)
         body = json.loads(state.body)
         assert state.status == 503 and not body["healthy"] and words in body["reason"]
 
@@ -224,7 +224,7 @@ def test_a_probe_names_what_is_wrong(host: Host, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(worker.health, "_model", type("Broken", (), {"compiled": 7})())
         refused("its warm-up sample (batch 1) fails: TypeError")
-    (state,) = health(host)
+    (state,) = health(service)
     assert state.status == 200
 
 
@@ -391,12 +391,12 @@ def test_an_archive_of_torchserve_s_own_handler_is_refused(tmp_path: Path) -> No
     command += ["image_classifier", "--model-file", str(tmp_path / "m.py"), "--export-path", str(tmp_path)]
     subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
     with pytest.raises(ModelLoadError, match="handler.openvino.wrap: image_classifier"):
-        Host(tmp_path / "theirs.mar", lambda *_: None)
+        ArchiveService(tmp_path / "theirs.mar", lambda *_: None)
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "no.mar").write_bytes(b"no")
-    for read in (ModelSettings.of, lambda path: Host(path, lambda *_: None)):
+    for read in (ModelSettings.of, lambda path: ArchiveService(path, lambda *_: None)):
         with pytest.raises(PackagingError, match="cannot be read as a .mar"):
             read(tmp_path / "no.mar")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import openvino as ov
 
-from torchserve_openvino.backend.runtime.deaths import child
+from torchserve_openvino.backend.runtime.crashes import child
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from torchserve_openvino.backend.runtime.deaths.journal import Death, Journal, Mode, Subject, Verdict
+from torchserve_openvino.backend.runtime.crashes.journal import Death, Journal, Mode, Subject, Verdict
 from torchserve_openvino.errors import CompileDiedError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 from torchserve_openvino.serving.modes import Modes
 
 
-class Streams:
+class ParallelCalls:
     """A fixed number of threads that run calls.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Host`: an archive made for TorchServe, loaded and proven; requests in, answers out, without TorchServe."""
+"""`ArchiveService`: an archive made for TorchServe, loaded and proven; requests in, answers out, without TorchServe."""
 
 import asyncio
 import importlib
@@ -31,7 +31,7 @@ from torchserve_openvino.serving.torchserve.metrics import HostMetrics
 logger = logging.getLogger(__name__)
 
 
-class Host:
+class ArchiveService:
     """One loaded archive.
 
     Args:
@@ -42,6 +42,7 @@ class Host:
 
     Attributes:
         record: Gets metrics.
+        handler: The archive's handler.
         name: The model's name.
         version: Its version.
         batch_size: Most requests that it answers at once.
@@ -75,12 +76,12 @@ class Host:
         self.ended = ""
         self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))
         self._context.workers = workers
-        self._handler = _handler_of(folder, model["handler"])
-        self._handler.initialize(self._context)
+        self.handler = _handler_of(folder, model["handler"])
+        self.handler.initialize(self._context)
 
     def describe(self) -> dict[str, Any]:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
-        return self._handler.describe_handle()
+        return self.handler.describe_handle()
 
     def answer(self, requests: Sequence[Request]) -> list[Response]:
         """Answers requests of one call, each with its own status, and bytes as its body.
@@ -89,7 +90,7 @@ class Host:
             requests: The requests; all in the same envelope.
         """
         try:
-            return [self._encoded(response) for response in worker_of(self._handler).answer(requests)]
+            return [self._encoded(response) for response in worker_of(self.handler).answer(requests)]
         except SystemExit:
             self.ended = "the worker violates its policy"
             return [Response.refused(_replaced(self.ended), each.id) for each in requests]
