@@ -1,8 +1,9 @@
 """Simulates a fleet of workers that start on one cache, from the start of a single worker, measured here.
 
 It measures two starts of `ArchiveService` in processes of their own: with an empty cache (compiles and stores), and
-with that one (reads). Then it simulates: workers come up at a rate; the first compiles under the cache's lock, the others
-look at the lock every 50 ms and then read, over storage whose bandwidth they share. Needs the extra `examples`, and simpy.
+with that one (reads). Then it simulates: workers come up at a rate; the first compiles under the cache's lock, the
+others look at the lock every 50 ms and then read, over storage whose bandwidth they share. Needs the extra
+`examples`, and simpy.
 
     python scripts/benchmarks/fleet.py
     python scripts/benchmarks/fleet.py --workers 1000 --per-second 50 --bandwidth 1.25 --json fleet.json
