@@ -117,6 +117,16 @@ MUTANTS: dict[str, Mutant] = {
         "attention rows whose mask forbids everything are NaN",
         (("passes.fx.closed_rows:_zero_closed_rows", _does(None)),),
     ),
+    "selected_rows": Mutant(
+        "what is computed for one row alone, that a model takes, is computed for another one",
+        (
+            (
+                "passes.fx.selected_rows:_slice",
+                lambda real: lambda graph, source, dim, index: real(graph, source, dim, 0 if index else 1),
+            ),
+        ),
+        mode="static",
+    ),
     "negative_second_index": Mutant(
         "a negative value in the second index tensor is taken as it is",
         (("passes.fx.negative_indices:_count_from_start", _does(None)),),

@@ -25,6 +25,7 @@ from torchserve_openvino.passes.fx.reduced_dimensions import keep_reduced_dimens
 from torchserve_openvino.passes.fx.redundant import drop_checks, drop_round_trips
 from torchserve_openvino.passes.fx.renames import drop_renames
 from torchserve_openvino.passes.fx.returned_copies import separate_copies
+from torchserve_openvino.passes.fx.selected_rows import compute_selected_rows
 from torchserve_openvino.passes.fx.weight_integers import fold_closed, mark_closed
 from torchserve_openvino.passes.manager import Pass
 from torchserve_openvino.passes.ov.attention_operands import repeat_attention_operands
@@ -35,7 +36,7 @@ from torchserve_openvino.passes.ov.gated_products import needs_split, split_gate
 from torchserve_openvino.passes.ov.kernel_fusions import keep_kernels_apart
 from torchserve_openvino.passes.ov.long_reductions import keep_digits_of_sums
 from torchserve_openvino.passes.ov.low_bits import pack_weights
-from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite, rounds_to_bfloat16
+from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite, round_masks, rounds_to_bfloat16
 from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
 from torchserve_openvino.passes.ov.rectified_convolutions import clamp_rectified
 from torchserve_openvino.passes.ov.shared_views import chain_views
@@ -54,6 +55,7 @@ FX_PASSES: tuple[Pass[Graph], ...] = (
     # Before anything adds nodes: what is limited are the inputs and operators of the user.
     Pass(limit_inputs, "partition"),
     Pass(drop_renames, "partition"),
+    Pass(compute_selected_rows, "partition"),
     Pass(insert_constants, "partition"),
     # Casts that are folded or masked need no check.
     Pass(fold_casts, "partition"),
@@ -86,4 +88,5 @@ OV_PASSES: tuple[Pass[ov.Model], ...] = (
     Pass(multiply_in_bf16x3, "device", when=in_bf16x3),
     Pass(split_gated_products, "device", when=needs_split),
     Pass(keep_masks_finite, "device", when=rounds_to_bfloat16),
+    Pass(round_masks, "device", when=rounds_to_bfloat16),
 )

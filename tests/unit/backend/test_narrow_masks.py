@@ -70,6 +70,41 @@ def test_rows_that_are_masked_as_a_whole_are_means(form: str, dynamic: bool) -> 
     assert compiled.report.summary.coverage == 1.0
 
 
+def layers(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        q = (q @ q.transpose(-1, -2) + mask).softmax(-1) @ q
+    return q
+
+
+# As BERT of former transformers, Funnel and models ported from TensorFlow compute theirs, with their constants.
+COMPUTED = {
+    "subtracted": lambda q, mask, least: layers(q, -least * (1.0 - mask)),
+    "multiplied": lambda q, mask, least: layers(q, (mask - 1.0) * least),
+    "added": lambda q, mask, least: layers(q, mask * least - least),
+    "in each layer": lambda q, mask, least: layers(layers(q, (1 - mask[:, None, None]) * -least), 0.0),
+    "of integers": lambda q, mask, least: layers(q, (1 - mask.long()) * -least),
+    "attention": lambda q, mask, least: attention(attention(q, (1.0 - mask) * -least), (1.0 - mask) * -least),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("least", [1e4, 1e6, 1e9, 3e38])
+@pytest.mark.parametrize("form", COMPUTED)
+def test_what_a_computed_mask_lets_through_keeps_its_digits(form: str, least: float, dynamic: bool) -> None:
+    def function(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return COMPUTED[form](q, mask, least)
+
+    compiled = tov.compile(function, dynamic=dynamic, options=OPTIONS)
+    for size in (8, 33):
+        q = torch.randn(2, 3, size, 64, generator=torch.Generator().manual_seed(0)) / 3
+        mask = (torch.arange(size)[None] < torch.tensor([[size], [size // 2]])).float()
+        if form != "in each layer":
+            mask = mask[:, None, None]
+        expected = function(q, mask)
+        # 0.4 where the mask is not exact.
+        torch.testing.assert_close(compiled(q, mask), expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
 def test_one_token() -> None:
     q, mask = torch.randn(1, 1, 4), torch.full((1, 1), MIN)
     compiled = tov.compile(composed, options=OPTIONS)

@@ -80,7 +80,11 @@ def test_a_key_has_the_passes_of_a_device_only_where_they_run() -> None:
     assert not names & {each.split()[0] for each in graph_passes()}
     assert [each.split()[0] for each in device_passes({"INFERENCE_PRECISION_HINT": "bf16x3"})] == ["multiply_in_bf16x3"]
     one = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1}
-    assert [each.split()[0] for each in device_passes(one)] == ["split_gated_products", "keep_masks_finite"]
+    assert [each.split()[0] for each in device_passes(one)] == [
+        "split_gated_products",
+        "keep_masks_finite",
+        "round_masks",
+    ]
     assert device_passes({"INFERENCE_PRECISION_HINT": "f32"}) == []
 
 

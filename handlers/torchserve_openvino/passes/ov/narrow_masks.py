@@ -1,8 +1,12 @@
-"""Keeps masks finite where OpenVINO computes in bfloat16.
+"""Keeps masks finite, and what they let through exact, where OpenVINO computes in bfloat16.
 
 ``torch.finfo(torch.float32).min``, with which published models fill their masks, is beyond bfloat16, and rounds to
 minus infinity there. A row of which everything is masked (a padded token in front of a text) is then NaN instead of a
 mean; and as the next layer multiplies that NaN by 0, every token of the text is.
+
+A mask that is computed, ``(1 - mask) * -10000``, is 0 where it lets through. Where several layers share it, OpenVINO
+stores ``mask * 10000`` in bfloat16, 9984, and adds -10000 to it in each of them: -16 instead of 0, or -576 of 1e6,
+beside which scores lose their digits. tests/contract/test_openvino_attention.py shows both.
 """
 
 from collections.abc import Iterator
@@ -24,12 +28,39 @@ _LARGEST = np.float32(2.0**127 * (2 - 2.0**-7))
 _WEIGHTED = frozenset({"MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData", "Gather"})
 # What lies between a mask that a caller gives and the scores that it is added to.
 _COMPARISONS = frozenset({"Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"})
+# A shift of scores by less is no mask, and bfloat16 has few digits beside it anyway.
+_LARGE = np.float32(256.0)
 _PASSED = MOVES | {"Add", "Select", "Concat", "Broadcast", "Tile", "Slice", "StridedSlice", "Multiply", "Maximum"}
+_COMPUTED = _PASSED | {"Subtract"}
 
 
 def rounds_to_bfloat16(context: PassContext) -> bool:
     """Returns True if the plugin may compute in a type that has fewer digits than float32."""
     return str(context.config.get("INFERENCE_PRECISION_HINT", "")).lower() not in {"f32", "bf16x3"}
+
+
+def round_masks(model: ov.Model, _: PassContext) -> None:
+    """Rounds large constants of computed masks to bfloat16, in place, so that they cancel each other exactly."""
+    for constant in {node.get_name(): node for node in _mask_constants(model)}.values():
+        put_behind(constant.output(0), partial(_constant, _rounded(array_of(constant))))
+    model.validate_nodes_and_infer_types()
+
+
+def _mask_constants(model: ov.Model) -> Iterator[ov.Node]:
+    """Yields the constants by which masks are multiplied, or that are added to them."""
+    for value in _scores(model):
+        for node in upstream(value.get_node(), _COMPUTED):
+            is_number = node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.f32
+            if is_number and not _is_weight(node) and bool((np.abs(array_of(node)) >= _LARGE).any()):
+                yield node
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Rounds large finite values to the 8 bits of bfloat16, ties to even; others stay."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+    rounded = np.clip(rounded, -_LARGEST, _LARGEST)
+    return np.where(np.isfinite(values) & (np.abs(values) >= _LARGE), rounded, values).astype(np.float32)
 
 
 def keep_masks_finite(model: ov.Model, _: PassContext) -> None:
@@ -65,14 +96,20 @@ def _compared_with(constant: ov.Node) -> Iterator[ov.Output]:
 
 def _masks(model: ov.Model) -> Iterator[ov.Output]:
     """Yields the inputs that are added to what a softmax takes."""
+    for value in _scores(model):
+        yield from _inputs_behind(value)
+
+
+def _scores(model: ov.Model) -> Iterator[ov.Output]:
+    """Yields what softmaxes take where it may have a mask, and the masks of attention."""
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
         if kind == "ScaledDotProductAttention" and node.get_input_size() > 3:
-            yield from _inputs_behind(node.input_value(3))
+            yield node.input_value(3)
         elif kind in {"Softmax", "LogSoftmax"}:
             above = before_moves(node.input_value(0))
-            if above.get_node().get_type_name() in _PASSED:
-                yield from _inputs_behind(above)
+            if above.get_node().get_type_name() in _COMPUTED:
+                yield above
 
 
 def _inputs_behind(value: ov.Output) -> Iterator[ov.Output]:
