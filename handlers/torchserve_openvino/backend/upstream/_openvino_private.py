@@ -258,6 +258,35 @@ def page_attention(model: ov.Model) -> None:
 _TYPES = {"bf16": "BF16", "f32": "FP32"}
 
 
+def keep_in_f32(node: ov.Node) -> None:
+    """Makes the CPU plugin compute a node in float32, also where the rest of its model is computed in bfloat16.
+
+    An IR marks such nodes by the attribute ``precise``, for which OpenVINO's Python interface has no function.
+    """
+    key, value = _precise()
+    node.set_rt_info(value, key)
+
+
+@functools.lru_cache(maxsize=1)
+def _precise() -> tuple[str, Any]:
+    """Returns what the mark is in memory, read from an IR of one marked node."""
+    port = '<port id="{}" precision="FP32"><dim>1</dim></port>'
+    value, result = port.format(0), port.format(1)
+    text = (
+        '<?xml version="1.0"?><net name="precise" version="11"><layers>'
+        '<layer id="0" name="input" type="Parameter" version="opset1"><data shape="1" element_type="f32"/>'
+        f"<output>{value}</output></layer>"
+        '<layer id="1" name="marked" type="Exp" version="opset1"><rt_info><attribute name="precise" version="0"/>'
+        f"</rt_info><input>{value}</input><output>{result}</output></layer>"
+        f'<layer id="2" name="result" type="Result" version="opset1"><input>{value}</input></layer></layers>'
+        '<edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/>'
+        '<edge from-layer="1" from-port="1" to-layer="2" to-port="0"/></edges></net>'
+    )
+    model = core().read_model(text.encode(), ov.Tensor(np.zeros(1, np.uint8)))
+    ((key, value),) = model.get_results()[0].input_value(0).get_node().get_rt_info().items()
+    return key, value
+
+
 def plugin_library() -> Path:
     """Returns the library of the CPU plugin.
 
