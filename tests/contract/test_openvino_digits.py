@@ -7,6 +7,8 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
+from torchserve_openvino.backend.upstream._openvino_private import keep_in_f32
+
 LONG = np.random.default_rng(0).standard_normal(4_000_000, dtype=np.float32) + np.float32(50)
 
 
@@ -67,6 +69,22 @@ def test_a_running_sum_in_bfloat16_is_rounded_after_each_value() -> None:
         return ops.convert(ops.cum_sum(ops.convert(x, ov.Type.bf16), ops.constant(np.int64(0))), ov.Type.f32)
 
     assert run(summed, np.ones(1000, np.float32))[-1] == 256
+
+
+@pytest.mark.skipif(
+    "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"), reason="this CPU computes no bfloat16"
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_marked_node_is_computed_in_float32(marked: bool) -> None:
+    """The attribute ``precise`` of an IR; unmarked, the plugin adds up in bfloat16, and stops at 256."""
+    x, weights = ops.parameter([1, 600, 16], ov.Type.f32), ops.constant(np.full((16, 16), 1 / 16, np.float32))
+    running = ops.cum_sum(ops.matmul(x, weights, False, False), ops.constant(np.int64(1)))
+    if marked:
+        keep_in_f32(running)
+    model = ov.Model([ops.matmul(running, weights, False, False)], [x])
+    compiled = ov.Core().compile_model(model.clone(), "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+    last = float(compiled(np.ones((1, 600, 16), np.float32))[0][0, -1, 0])
+    assert last == pytest.approx(600 if marked else 256, rel=0.01)
 
 
 def test_group_normalization_has_no_kernel_for_bfloat16() -> None:

@@ -38,7 +38,7 @@ from torchserve_openvino.passes.ov.long_reductions import keep_digits_of_sums
 from torchserve_openvino.passes.ov.low_bits import pack_weights
 from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite, round_masks, rounds_to_bfloat16
 from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
-from torchserve_openvino.passes.ov.precise_values import keep_sensitive_values
+from torchserve_openvino.passes.ov.precise_values import has_few_digits, keep_sensitive_values
 from torchserve_openvino.passes.ov.rectified_convolutions import clamp_rectified
 from torchserve_openvino.passes.ov.shared_views import chain_views
 from torchserve_openvino.passes.ov.weight_packing import keep_orientations_apart
@@ -90,5 +90,5 @@ OV_PASSES: tuple[Pass[ov.Model], ...] = (
     Pass(split_gated_products, "device", when=needs_split),
     Pass(keep_masks_finite, "device", when=rounds_to_bfloat16),
     Pass(round_masks, "device", when=rounds_to_bfloat16),
-    Pass(keep_sensitive_values, "device", when=rounds_to_bfloat16),
+    Pass(keep_sensitive_values, "device", when=has_few_digits),
 )

@@ -84,6 +84,7 @@ def test_a_key_has_the_passes_of_a_device_only_where_they_run() -> None:
         "split_gated_products",
         "keep_masks_finite",
         "round_masks",
+        "keep_sensitive_values",
     ]
     assert device_passes({"INFERENCE_PRECISION_HINT": "f32"}) == []
 

@@ -18,6 +18,7 @@ from torchserve_openvino.ops.openvino_values import array_of, int64
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import upstream
 from torchserve_openvino.passes.ov.kernel_fusions import MOVES
+from torchserve_openvino.passes.ov.narrow_masks import rounds_to_bfloat16
 from torchserve_openvino.passes.ov.rewiring import put_behind
 
 _ANGLES = frozenset({"Sin", "Cos"})
@@ -28,6 +29,11 @@ _OF_LOGARITHMS = MOVES | _PARTS | {"Add", "CumSum", "Maximum", "Minimum", "Multi
 _ELEMENTWISE = _OF_LOGARITHMS | _ANGLES | {
     "Abs", "Clamp", "Divide", "Exp", "Floor", "FloorMod", "Log", "Mod", "Power", "Round", "SoftPlus", "Sqrt",
 }  # fmt: skip
+
+
+def has_few_digits(context: PassContext) -> bool:
+    """Returns True if the plugin may compute in bfloat16, or float16."""
+    return rounds_to_bfloat16(context)
 
 
 def keep_sensitive_values(model: ov.Model, _: PassContext) -> None:
