@@ -125,7 +125,7 @@ MUTANTS: dict[str, Mutant] = {
                 lambda real: lambda graph, source, dim, index: real(graph, source, dim, 0 if index else 1),
             ),
         ),
-        mode="static",
+        mode="real_sizes,static,f32",
     ),
     "negative_second_index": Mutant(
         "a negative value in the second index tensor is taken as it is",
