@@ -53,6 +53,22 @@ def attention_by_hand(g: RealContext) -> None:
 
 
 @block(1.0, "tokens")
+def layers_of_one_mask(g: RealContext) -> None:
+    """Two layers that add the same mask, computed of 0 and 1 as former transformers and TensorFlow's models do."""
+    value = tokens(g)
+    if value.dtype.itemsize != 4:
+        raise Skip
+    mask = g.input([g.batch_or_length(size) for size in value.shape[:2]], "bool", "padding_bool", 1)
+    least = g.choice(["1e4", "1e4", "1e6", "1e9"])
+    hidden = g.choice(["(1.0 - {1}.float()[:, None]) * -", "({1}[:, None].float() - 1.0) * "])
+    size = g.named(value.shape[-1])
+    for _ in range(2):
+        scores = g.line(f"{{0}} @ {{0}}.transpose(-1, -2) * {size} ** -0.5", value)
+        scores = g.line(f"{{0}} + {hidden}{least}", scores, mask)
+        value = g.line("{0}.softmax(-1) @ {1}", scores, value)
+
+
+@block(1.0, "tokens")
 def multihead(g: RealContext) -> None:
     value = tokens(g)
     if value.dtype.itemsize != 4:
