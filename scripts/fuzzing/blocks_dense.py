@@ -225,6 +225,19 @@ def pooled_tokens(g: RealContext) -> None:
 
 
 @block(1.0, "tokens")
+def one_token(g: RealContext) -> None:
+    """The end of an encoder's last layer, of which a classifier takes one token."""
+    value = _rows(g)
+    hidden, inner = g.named(value.shape[-1]), g.constant(HIDDEN)
+    first, last = (g.layer(f"Linear({a}, {b}{g.typed})") for a, b in ((hidden, inner), (inner, hidden)))
+    middle = activated(g, g.line(f"self.{first}({{0}})", value, uses=[first]))
+    out = g.line("{0} + {1}", value, g.line(f"self.{last}({{0}})", middle, uses=[last]))
+    norm = g.layer(f"LayerNorm({hidden}{g.typed})")
+    out = g.line(f"self.{norm}({{0}})", out, uses=[norm])
+    g.line(g.choice(["{0}[:, 0]", "{0}[:, 0]", "{0}[:, -1]", "{0}[:, :1]", "{0}.transpose(0, 1)[0]"]), out)
+
+
+@block(1.0, "tokens")
 def moved_tokens(g: RealContext) -> None:
     value = tokens(g)
     forms = ["torch.roll({0}, 1, 1)", "{0}.flip(1)", "F.pad({0}, (0, 0, 1, 0))[:, :-1]", "{0}.transpose(1, 2)",

@@ -17,6 +17,8 @@
   OpenVINO gives each its own copy of the scale, and makes all copies part of the one kernel, so that each user gets a
   value scaled twice: ``x + x.flip(0)`` behind a convolution without bias. It does so where it does not fuse these
   copies with other operators first: if any size is symbolic, or with `NO_FUSION`.
+- A product of a row in 8 bits, to which torch adds a second dimension for it, becomes one of vectors, and its scale
+  keeps the dimension: what follows along the only axis runs along the first of two, ``y + y.flip(0)``.
 - Matrices of at most 2 by 2, neither of them constant, are multiplied by a kernel that fuses the following operators
   and mixes up the numbers per column: ``relu(x @ y) * scale``.
 - An absolute value of a concatenation is applied to its parts instead, for all users of the concatenation; and in one
@@ -79,6 +81,8 @@ def keep_kernels_apart(model: ov.Model, _: PassContext) -> None:
             node.input(0).replace_source_output(kept_apart(node.input_value(0)).output(0))
         if has_bytes and (shared := _shared_result(node)) is not None:
             put_behind(shared, kept_apart)
+        if has_bytes and _is_product_of_row(node):
+            put_behind(node.output(0), kept_apart)
         if _is_joined_reduction(node) or _is_joined_product(node):
             put_behind(node.output(0), kept_apart)
         if node.get_type_name() in _PRODUCTS and is_attention(node):
@@ -192,6 +196,14 @@ def _shared_result(node: ov.Node) -> ov.Output | None:
             return None
         value = user.output(0)
     return value
+
+
+def _is_product_of_row(node: ov.Node) -> bool:
+    """Checks whether a node is a product in 8 bits whose only row becomes a vector."""
+    if node.get_type_name() != "MatMul" or not _comes_from_bytes(node.input_value(1)):
+        return False
+    users = [user.get_node() for user in _users(node.output(0))]
+    return any(user.get_type_name() in {"Squeeze", "Reshape"} and _is_row(user.output(0)) for user in users)
 
 
 def _users(value: ov.Output) -> list[ov.Input]:

@@ -219,3 +219,23 @@ def test_an_operator_after_dequantization(
             expected = model(x)
             scale = max(1.0, float(expected.abs().max()))
             torch.testing.assert_close(compiled(x), expected, rtol=2e-4, atol=2e-4 * scale)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: y + y.flip(0), lambda y: (y + y.roll(1, 0)) * 2, lambda y: y.cumsum(0) + y,
+        lambda y: torch.cat([y[3:], y[:3]]) - y,
+    ],
+)  # fmt: skip
+def test_a_product_of_one_row_without_a_batch(after: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    before, behind = Multiplied(6), nn.Linear(6, 4)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return behind(after(before(x)))
+
+    compiled, x = tov.compile(Model()), torch.tensor([3.0, -40.0, 12.0, 55.0, -1.0, 20.0]) * SCALE
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), Model()(x), rtol=2e-4, atol=2e-4)
