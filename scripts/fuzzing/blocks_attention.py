@@ -56,16 +56,18 @@ def attention_by_hand(g: RealContext) -> None:
 def layers_of_one_mask(g: RealContext) -> None:
     """Two layers that add the same mask, computed of 0 and 1 as former transformers and TensorFlow's models do."""
     value = tokens(g)
-    if value.dtype.itemsize != 4:
+    if value.dtype.itemsize != 4 or value.shape[-1] % 2:
         raise Skip
     mask = g.input([g.batch_or_length(size) for size in value.shape[:2]], "bool", "padding_bool", 1)
+    mask, size = g.line("{0}.to(torch.float32)", mask, exact="move"), g.named(value.shape[-1])
     least = g.choice(["1e4", "1e4", "1e6", "1e9"])
-    hidden = g.choice(["(1.0 - {1}.float()[:, None]) * -", "({1}[:, None].float() - 1.0) * "])
-    size = g.named(value.shape[-1])
+    hidden = g.choice(["(1.0 - {1}[:, None, None]) * -", "({1}[:, None, None] - 1.0) * "])
     for _ in range(2):
-        scores = g.line(f"{{0}} @ {{0}}.transpose(-1, -2) * {size} ** -0.5", value)
+        heads = g.line("{0}.view(*{0}.shape[:2], 2, -1).transpose(1, 2)", value, exact="move")
+        scores = g.line(f"{{0}} @ {{0}}.transpose(-1, -2) * {size} ** -0.5", heads)
         scores = g.line(f"{{0}} + {hidden}{least}", scores, mask)
-        value = g.line("{0}.softmax(-1) @ {1}", scores, value)
+        result = g.line("{0}.softmax(-1) @ {1}", scores, heads)
+        value = g.line("{0}.transpose(1, 2).reshape({1}.shape)", result, value, exact="move")
 
 
 @block(1.0, "tokens")

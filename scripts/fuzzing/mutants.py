@@ -249,9 +249,4 @@ MUTANTS: dict[str, Mutant] = {
         (("backend.runtime.build:OV_PASSES", _without_pass("keep_masks_finite")),),
         mode="real_sizes,bf16",
     ),
-    "masks_as_they_are": Mutant(
-        "computed masks that layers share shift in bf16 what they let through",
-        (("backend.runtime.build:OV_PASSES", _without_pass("round_masks")),),
-        mode="real_sizes,static,bf16",
-    ),
 }
