@@ -106,10 +106,10 @@ def test_a_completion_and_its_stream(client: openai.OpenAI, served: str, folder:
     chunks = list(client.completions.create(**how, stream=True, stream_options={"include_usage": True}))
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == text
     assert chunks[-1].usage == whole.usage and chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    # This model is so small that many of its tokens come together.
+    # This model is so small that many of its tokens come together: on a fast machine some hundred of them.
     how |= {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
-    times = [time.perf_counter() for _ in client.completions.create(**how, stream=True)]
-    assert len(times) > 5 and times[-1] > times[0]
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**how, stream=True)]
+    assert sum(map(bool, pieces)) > 2, "the answer came in one piece"
 
 
 def test_a_chat_and_its_stream(client: openai.OpenAI, served: str, folder: Path) -> None:
