@@ -115,7 +115,10 @@ def main(
     model: Annotated[str, typer.Option(help=" or ".join(PHOTO_MODELS))] = "efficientnet-lite0",
     share: Annotated[float, typer.Option(help="verify.shadow", min=0.0, max=1.0)] = 0.01,
     budget: Annotated[float, typer.Option(help="verify.shadow_budget")] = 0.05,
-    utilization: Annotated[float, typer.Option(help="Share of the handler's capacity that is sent", min=0.01)] = 0.5,
+    utilization: Annotated[
+        float,
+        typer.Option("--utilization", "--utilisation", help="Share of the handler's capacity that is sent", min=0.01),
+    ] = 0.5,
     blocks: Annotated[int, typer.Option(help="Pairs of blocks", min=3)] = 12,
     requests: Annotated[int, typer.Option(help="Requests of a block", min=20)] = 500,
     seed: Annotated[int, typer.Option(help="Of the arrival times")] = 0,

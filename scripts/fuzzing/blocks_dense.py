@@ -50,13 +50,17 @@ def gated(g: RealContext) -> None:
             g.line("{0} + {1}", value, out)
 
 
-@block(2.0, "tokens")
-def feed_forward(g: RealContext) -> None:
-    value = _rows(g)
+def _two_layers(g: RealContext, value: Val) -> Val:
     hidden, inner = g.named(value.shape[-1]), g.constant(HIDDEN)
     first, last = (g.layer(f"Linear({a}, {b}{g.typed})") for a, b in ((hidden, inner), (inner, hidden)))
     middle = activated(g, g.line(f"self.{first}({{0}})", value, uses=[first]))
-    out = g.line(f"self.{last}({{0}})", middle, uses=[last])
+    return g.line(f"self.{last}({{0}})", middle, uses=[last])
+
+
+@block(2.0, "tokens")
+def feed_forward(g: RealContext) -> None:
+    value = _rows(g)
+    out = _two_layers(g, value)
     if g.chance(0.6):
         g.line(g.choice(["{0} + {1}", "{0} + 0.5 * {1}"]), value, out)
 
@@ -228,11 +232,8 @@ def pooled_tokens(g: RealContext) -> None:
 def one_token(g: RealContext) -> None:
     """The end of an encoder's last layer, of which a classifier takes one token."""
     value = _rows(g)
-    hidden, inner = g.named(value.shape[-1]), g.constant(HIDDEN)
-    first, last = (g.layer(f"Linear({a}, {b}{g.typed})") for a, b in ((hidden, inner), (inner, hidden)))
-    middle = activated(g, g.line(f"self.{first}({{0}})", value, uses=[first]))
-    out = g.line("{0} + {1}", value, g.line(f"self.{last}({{0}})", middle, uses=[last]))
-    norm = g.layer(f"LayerNorm({hidden}{g.typed})")
+    out = g.line("{0} + {1}", value, _two_layers(g, value))
+    norm = g.layer(f"LayerNorm({g.named(value.shape[-1])}{g.typed})")
     out = g.line(f"self.{norm}({{0}})", out, uses=[norm])
     g.line(g.choice(["{0}[:, 0]", "{0}[:, 0]", "{0}[:, -1]", "{0}[:, :1]", "{0}.transpose(0, 1)[0]"]), out)
 

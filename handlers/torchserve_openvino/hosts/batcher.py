@@ -1,4 +1,4 @@
-"""Joins requests of an event loop to calls of a `ArchiveService`, as TorchServe's frontend does for its workers."""
+"""Joins requests of an event loop to calls of an `ArchiveService`, as TorchServe's frontend does for its workers."""
 
 import asyncio
 import logging

@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import numpy as np
+import openvino as ov
 import pytest
 import torch
+from openvino import opset15 as ops
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
+from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.ov.precise_values import keep_sensitive_values
 
 OPTIONS: dict[str, Any] = {"precision": "bf16", "min_partition_us": 0}
 WIDTH = 16
@@ -98,3 +103,12 @@ def test_a_difference_of_logarithms_that_are_given(dynamic: bool) -> None:
         # It was 8 times the largest value.
         expected = Scan()(x, logarithms)
         torch.testing.assert_close(compiled(x, logarithms), expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
+def test_a_number_of_more_dimensions_gives_them_to_the_result() -> None:
+    first, second = ops.parameter([6], ov.Type.f32), ops.parameter([6], ov.Type.f32)
+    number = ops.constant(np.full((1, 1, 1), 0.5, np.float32))
+    model = ov.Model([ops.exp(ops.multiply(ops.subtract(first, second), number))], [first, second])
+    keep_sensitive_values(model, PassContext())
+    model.validate_nodes_and_infer_types()
+    assert list(model.output(0).shape) == [1, 1, 6]

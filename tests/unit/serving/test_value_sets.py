@@ -149,6 +149,14 @@ def test_eager_answers_once_for_all_precisions_and_again_what_is_too_large() -> 
     assert len(calls) == 1 + 3
 
 
+def test_calls_of_one_name_have_answers_of_their_own() -> None:
+    """A handler may call its model several times for one sample."""
+    samples = [Case("sample a.bin", ((torch.arange(4.0) + shift,), {})) for shift in (0, 10)]
+    answers = EagerAnswers(lambda x: x * 2)
+    for _ in range(2):
+        assert compare(lambda x: x * 2, answers, samples, Judge("f32", VerifySection()))["passed"]
+
+
 def test_a_shape_whose_other_values_eager_refuses_is_compared_as_recorded() -> None:
     recorded = case(X)
 

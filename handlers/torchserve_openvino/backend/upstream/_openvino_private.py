@@ -270,19 +270,13 @@ def keep_in_f32(node: ov.Node) -> None:
 @functools.lru_cache(maxsize=1)
 def _precise() -> tuple[str, Any]:
     """Returns what the mark is in memory, read from an IR of one marked node."""
-    port = '<port id="{}" precision="FP32"><dim>1</dim></port>'
-    value, result = port.format(0), port.format(1)
-    text = (
-        '<?xml version="1.0"?><net name="precise" version="11"><layers>'
-        '<layer id="0" name="input" type="Parameter" version="opset1"><data shape="1" element_type="f32"/>'
-        f"<output>{value}</output></layer>"
+    layers = [
+        _input(0, 1, "f32"),
         '<layer id="1" name="marked" type="Exp" version="opset1"><rt_info><attribute name="precise" version="0"/>'
-        f"</rt_info><input>{value}</input><output>{result}</output></layer>"
-        f'<layer id="2" name="result" type="Result" version="opset1"><input>{value}</input></layer></layers>'
-        '<edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/>'
-        '<edge from-layer="1" from-port="1" to-layer="2" to-port="0"/></edges></net>'
-    )
-    model = core().read_model(text.encode(), ov.Tensor(np.zeros(1, np.uint8)))
+        f"</rt_info><input>{_port(0, 'f32', 1)}</input><output>{_port(1, 'f32', 1)}</output></layer>",
+        _result(2, 1),
+    ]
+    model = _model_of(_ir(layers, [(0, 0, 1, 0), (1, 1, 2, 0)]))
     ((key, value),) = model.get_results()[0].input_value(0).get_node().get_rt_info().items()
     return key, value
 
@@ -322,7 +316,11 @@ def _rank(value: ov.Output) -> int:
 
 def _template(kind: str, first: int, second: int, attributes: tuple[tuple[str, str], ...]) -> ov.Model:
     use_libraries([plugin_library()])
-    return core().read_model(_text(kind, first, second, attributes), ov.Tensor(np.zeros(1, np.uint8)))
+    return _model_of(_text(kind, first, second, attributes))
+
+
+def _model_of(text: bytes) -> ov.Model:
+    return core().read_model(text, ov.Tensor(np.zeros(1, np.uint8)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -331,25 +329,33 @@ def _text(kind: str, first: int, second: int, attributes: tuple[tuple[str, str],
     own = " ".join(f'{name}="{value}"' for name, value in attributes)
     relaxed = f'<data type_relax="true" input_data_types="" output_data_types="f32" {own}/>'
     layers = [
-        _input(0, first),
-        _input(1, second),
+        _input(0, first, "bf16"),
+        _input(1, second, "bf16"),
         f'<layer id="2" name="product" type="{kind}" version="type_relaxed_opset1">{relaxed}<input>'
         f"{_port(0, 'bf16', first)}{_port(1, 'bf16', second)}</input>"
         f"<output>{_port(2, 'f32', max(first, second))}</output></layer>",
-        f'<layer id="3" name="result" type="Result" version="opset1"><input>{_port(0, "f32", max(first, second))}'
-        "</input></layer>",
+        _result(3, max(first, second)),
     ]
-    edges = [(0, 0, 2, 0), (1, 0, 2, 1), (2, 2, 3, 0)]
+    return _ir(layers, [(0, 0, 2, 0), (1, 0, 2, 1), (2, 2, 3, 0)])
+
+
+def _ir(layers: Sequence[str], edges: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """Returns an IR of layers, and of edges from one's port to another one's."""
     joined = "".join(f'<edge from-layer="{a}" from-port="{b}" to-layer="{c}" to-port="{d}"/>' for a, b, c, d in edges)
-    text = f'<net name="product" version="11"><layers>{"".join(layers)}</layers><edges>{joined}</edges></net>'
+    text = f'<net name="model" version="11"><layers>{"".join(layers)}</layers><edges>{joined}</edges></net>'
     return f'<?xml version="1.0"?>{text}'.encode()
 
 
-def _input(index: int, rank: int) -> str:
+def _result(index: int, rank: int) -> str:
+    port = _port(0, "f32", rank)
+    return f'<layer id="{index}" name="result" type="Result" version="opset1"><input>{port}</input></layer>'
+
+
+def _input(index: int, rank: int, kind: str) -> str:
     shape = ",".join("?" * rank)
     return (
         f'<layer id="{index}" name="input{index}" type="Parameter" version="opset1">'
-        f'<data shape="{shape}" element_type="bf16"/><output>{_port(0, "bf16", rank)}</output></layer>'
+        f'<data shape="{shape}" element_type="{kind}"/><output>{_port(0, kind, rank)}</output></layer>'
     )
 
 

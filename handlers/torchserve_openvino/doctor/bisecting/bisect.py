@@ -27,7 +27,7 @@ Test = Callable[[tuple[Item, ...]], bool]
 
 @dataclass(frozen=True)
 class Minimal(Generic[Item]):
-    """What `minimize` found.
+    """Result of `minimize`.
 
     Attributes:
         items: The subset, in the order of the input. The test is true for it.

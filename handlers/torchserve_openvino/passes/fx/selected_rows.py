@@ -5,6 +5,7 @@ the selection moves up, through operators that treat rows alike (norms, products
 far as nothing else needs the other rows: to the result of attention. Of a model with 6 layers this saves a ninth.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -301,7 +302,7 @@ def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
             continue
         if own[dim] != shape[axis.dim]:
             return None
-        operands[operand] = Row(_times(_product(own[:dim]), axis.outer), row.size, row.index)
+        operands[operand] = Row(_product([*own[:dim], axis.outer]), row.size, row.index)
     return operands or None
 
 
@@ -324,7 +325,7 @@ def _find(shape: list[Size], row: Row) -> Axis | None:
     """Returns where a tensor of a shape has the rows; None if no dimension has all of them."""
     for dim, size in enumerate(shape):
         outer = _quotient(row.groups, _product(shape[:dim]))
-        inner = None if outer is None else _quotient(size, _times(outer, row.size))
+        inner = None if outer is None else _quotient(size, _product([outer, row.size]))
         if inner is not None:
             return Axis(dim, outer, inner)
     return None
@@ -344,14 +345,7 @@ def _shape(value: torch.Tensor) -> list[Size]:
 
 
 def _product(sizes: list[Size]) -> Size:
-    product: Size = 1
-    for size in sizes:
-        product = _times(product, size)
-    return product
-
-
-def _times(first: Size, second: Size) -> Size:
-    return _plain(first * second)
+    return _plain(math.prod(sizes))
 
 
 def _quotient(first: Size, second: Size) -> Size | None:

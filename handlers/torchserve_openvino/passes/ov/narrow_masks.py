@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import openvino as ov
+import torch
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import array_of
@@ -56,10 +57,8 @@ def _mask_constants(model: ov.Model) -> Iterator[ov.Node]:
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
-    """Rounds large finite values to the 8 bits of bfloat16, ties to even; others stay."""
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
-    rounded = np.clip(rounded, -_LARGEST, _LARGEST)
+    """Rounds large finite values to bfloat16; others stay."""
+    rounded = np.clip(torch.tensor(values).bfloat16().float().numpy(), -_LARGEST, _LARGEST)
     return np.where(np.isfinite(values) & (np.abs(values) >= _LARGE), rounded, values).astype(np.float32)
 
 

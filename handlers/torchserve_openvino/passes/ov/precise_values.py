@@ -8,6 +8,7 @@ these in float32 in eager PyTorch, also in bfloat16. They are few numbers, and c
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import openvino as ov
@@ -53,14 +54,9 @@ def _sum_with_negative(difference: ov.Output) -> ov.Node:
     return _marked(ops.add(_spread(first, second), _marked(ops.multiply(second, _number(-1, second)))), difference)
 
 
-def _product(result: ov.Output) -> ov.Node:
+def _of_both(operator: Callable[..., ov.Node], result: ov.Output) -> ov.Node:
     first, second = result.get_node().input_values()
-    return _marked(ops.multiply(_spread(first, second), _spread(second, first)), result)
-
-
-def _sum(result: ov.Output) -> ov.Node:
-    first, second = result.get_node().input_values()
-    return _marked(ops.add(_spread(first, second), _spread(second, first)), result)
+    return _marked(operator(_spread(first, second), _spread(second, first)), result)
 
 
 def _quotient(result: ov.Output) -> ov.Node:
@@ -77,8 +73,8 @@ def _reshaped(result: ov.Output) -> ov.Node:
 
 
 _WRITTEN: dict[str, Callable[[ov.Output], ov.Node]] = {
-    "Subtract": _sum_with_negative, "Multiply": _product, "Add": _sum, "Divide": _quotient, "Unsqueeze": _reshaped,
-    "Squeeze": _reshaped,
+    "Subtract": _sum_with_negative, "Multiply": partial(_of_both, ops.multiply), "Add": partial(_of_both, ops.add),
+    "Divide": _quotient, "Unsqueeze": _reshaped, "Squeeze": _reshaped,
 }  # fmt: skip
 
 
@@ -92,7 +88,11 @@ def _marked(node: ov.Node, result: ov.Output | None = None) -> ov.Node:
 def _spread(value: ov.Output, beside: ov.Output) -> ov.Output:
     """Returns a number that is constant once for each element of a dimension, since of one the plugin makes a power."""
     node = value.get_node()
-    if node.get_type_name() != "Constant" or value.get_partial_shape().is_dynamic or math.prod(value.get_shape()) != 1:
+    if node.get_type_name() != "Constant" or math.prod(value.get_shape()) != 1:
+        return value
+    # One of more dimensions would give the result these, too.
+    rank = beside.get_partial_shape().rank
+    if rank.is_dynamic or len(value.get_shape()) > rank.get_length():
         return value
     return _number(float(array_of(node).reshape(())), beside).output(0)
 

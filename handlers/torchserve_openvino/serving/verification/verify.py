@@ -106,18 +106,19 @@ class EagerAnswers:
     def __init__(self, eager: Callable[..., Any], most_bytes: int = _KEPT_BYTES) -> None:
         self._eager = eager
         self._free = most_bytes
-        self._kept: dict[tuple[str, str], tuple[list[torch.Tensor], float]] = {}
+        # By the inputs of the case, which are kept, too: one sample may make several calls, all of its name.
+        self._kept: dict[tuple[int, str], tuple[Inputs, list[torch.Tensor], float]] = {}
 
-    def of(self, case: str, values: ValueSet) -> tuple[list[torch.Tensor], float]:
+    def of(self, case: Case, values: ValueSet) -> tuple[list[torch.Tensor], float]:
         """Returns the tensors of the answer, and the seconds that it took.
 
         Args:
-            case: Name of the case.
+            case: The call.
             values: Its values; a case makes the same values each time under one name.
         """
-        key = case, values.name
+        key = id(case.inputs), values.name
         if (kept := self._kept.get(key)) is not None:
-            return kept
+            return kept[1:]
         args, kwargs = values.inputs
         start = time.perf_counter()
         tensors = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
@@ -126,7 +127,7 @@ class EagerAnswers:
         if size <= self._free:
             self._free -= size
             # An answer may be part of the model, or of its inputs, which later calls may change.
-            self._kept[key] = [tensor.clone() for tensor in tensors], seconds
+            self._kept[key] = case.inputs, [tensor.clone() for tensor in tensors], seconds
         return tensors, seconds
 
     def differ_by_rounding(
@@ -202,14 +203,14 @@ class _Comparison:
         """Compares one case on its other values, or on its own where none of those can be compared."""
         sets = case.others() if case.others is not None else ()
         with case.modes.on():
-            compared = [self._one(case.name, values) for values in sets]
+            compared = [self._one(case, values) for values in sets]
             if not any(compared):
                 self.unseen = False
-                self._one(case.name, ValueSet("as recorded", case.inputs), required=True)
+                self._one(case, ValueSet("as recorded", case.inputs), required=True)
 
-    def _one(self, case: str, values: ValueSet, required: bool = False) -> bool:
+    def _one(self, case: Case, values: ValueSet, required: bool = False) -> bool:
         """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
-        name = f"{case}, {values.name}"
+        name = f"{case.name}, {values.name}"
         args, kwargs = values.inputs
         try:
             expected, eager_seconds = self._eager.of(case, values)
@@ -230,7 +231,7 @@ class _Comparison:
             return True
         took = time.perf_counter() - begin
         seconds = CaseTimes(eager_seconds, took, took)
-        self.times[case] = self.times.get(case, seconds).merged(seconds)
+        self.times[case.name] = self.times.get(case.name, seconds).merged(seconds)
         verdict, precision = self._judge.judge(got, expected), self._judge.precision
         may_round = bool(verdict.problems) and values.constant
         if may_round and self._eager.differ_by_rounding(values, got, expected, precision):
