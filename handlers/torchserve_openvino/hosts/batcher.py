@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
+from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import (
     HEALTH_HEADER,
@@ -83,6 +84,7 @@ class Batcher:
     def __init__(self, service: ArchiveService, queue_size: int = QUEUE_SIZE) -> None:
         self._service = service
         self._queue_size = queue_size
+        self._delay = BatchDelay(service.delay)
         self._waiting: queue.SimpleQueue[tuple[Request, Reply]] = queue.SimpleQueue()
         # Those that no call has answered yet: they wait, run, or are held for the next call. Of the loop's thread.
         self._open: set[Reply] = set()
@@ -110,6 +112,7 @@ class Batcher:
         elif self.waiting >= self._queue_size:
             reply.end(unavailable(f"{self._queue_size} requests are waiting already", request.id))
         else:
+            self._delay.on_request(len(self._open))
             self._open.add(reply)
             self._waiting.put((request, reply))
             self._show()
@@ -162,12 +165,13 @@ class Batcher:
         while True:
             batch = [held or self._waiting.get()]
             held = None
-            until = time.monotonic() + self._service.delay
+            until = time.monotonic() + self._delay.seconds
             while len(batch) < self._service.batch_size and (one := self._next(until)):
                 if one[0].envelope != batch[0][0].envelope:
                     held = one
                     break
                 batch.append(one)
+            self._delay.on_batch(len(batch))
             self._show()
             replies = [reply for _, reply in batch]
             answers = self._answers([request for request, _ in batch])

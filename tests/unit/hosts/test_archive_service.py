@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from encoder import build
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
+from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.batcher import Batcher
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
@@ -298,6 +301,61 @@ def test_what_waits_is_joined_though_no_time_is_left() -> None:
     batcher = Batcher(slow)  # type: ignore[arg-type]
     asyncio.run(nine_behind_one())
     assert sizes == [2, 2, 2, 2, 1]
+
+
+def test_a_client_alone_does_not_wait_for_company_that_cannot_come() -> None:
+    slow, sizes = Slow(), []
+    slow.delay, slow.batch_size, slow.timeout = 0.2, 4, 5
+
+    def answer(requests: Sequence[Request]) -> list[Response]:
+        sizes.append(len(requests))
+        slow.release.wait(5)
+        return [Response(b"", "text/plain")] * len(requests)
+
+    async def one(body: str, after: float = 0.0) -> None:
+        await asyncio.sleep(after)
+        _ = [piece async for piece in batcher.submit(Request({"body": body}))]
+
+    async def one_by_one_then_together() -> float:
+        slow.release.set()
+        for _ in range(8):
+            await one("")
+        start = time.monotonic()
+        for _ in range(8):
+            await one("")
+        alone = time.monotonic() - start
+        slow.release.clear()
+        running = asyncio.create_task(one("runs"))
+        await asyncio.sleep(0.05)
+        behind = [asyncio.create_task(one("", after)) for after in (0.0, 0.05, 0.1)]
+        await asyncio.sleep(0.02)
+        slow.release.set()
+        await asyncio.gather(running, *behind)
+        return alone
+
+    slow.answer = answer  # type: ignore[method-assign]
+    batcher = Batcher(slow)  # type: ignore[arg-type]
+    # Eight waits of 0.2 s would be 1.6.
+    assert asyncio.run(one_by_one_then_together()) < 0.8
+    # The three came while one ran, and waited for each other again.
+    assert sizes == [1] * 17 + [3]
+
+
+@given(
+    events=st.lists(
+        st.one_of(st.tuples(st.just("request"), st.integers(0, 3)), st.tuples(st.just("batch"), st.integers(1, 4)))
+    )
+)
+def test_a_batch_waits_unless_eight_before_it_were_alone(events: list[tuple[str, int]]) -> None:
+    delay, lone = BatchDelay(0.5), 0
+    for kind, count in events:
+        if kind == "request":
+            delay.on_request(count)
+            lone = 0 if count else lone
+        else:
+            delay.on_batch(count)
+            lone = lone + 1 if count == 1 else 0
+        assert delay.seconds == (0.0 if lone >= 8 else 0.5)
 
 
 def test_whatever_waits_behind_a_call_that_takes_too_long_is_refused() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -137,22 +136,6 @@ def test_measuring_allocates_nothing_that_grows_with_a_loop() -> None:
 
 
 # --- spans -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exporter() -> Iterator[Any]:
-    """OpenTelemetry's own exporter that keeps spans in memory."""
-    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs the extra otel")
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    kept = InMemorySpanExporter()
-    provider = sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(kept))
-    trace.set_tracer_provider(provider)
-    yield kept
-    provider.shutdown()
 
 
 def test_each_request_is_a_span_with_its_phases_below_its_caller_s(archive, exporter) -> None:

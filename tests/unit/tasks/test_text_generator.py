@@ -13,6 +13,7 @@ from talker import CHAT, COMPLETION, Talker, events
 from chat_models import PROMPTS, eager_tokens, text_of, tokenizer
 from documents import schema_problems
 from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.serving.requests.tracing import Tracing
 
 REFUSES = {"allow": [], "on_violation": "refuse"}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -98,6 +99,35 @@ def test_the_models(worker: Talker) -> None:
     (answer,) = worker.ask("v1/models", b"")
     assert answer["data"][0]["id"] == "net" and worker.ask("v1/models/net", b"")[0] == answer["data"][0]
     assert worker.ask("v1/models/x", b"")[0]["error"]["code"] == "model_not_found" and worker.status() == 404
+
+
+# --- times ----------------------------------------------------------------------------------------------------
+
+
+def test_its_phases_are_in_the_report_and_in_spans(worker: Talker, exporter: Any) -> None:
+    def counts() -> dict[str, int]:
+        seconds = worker.handler.describe_handle()["serving"]["times"]["seconds"]
+        return {phase: each["count"] for phase, each in seconds.items()}
+
+    exporter.clear()
+    worker.handler._openvino.tracing = Tracing("net", "1.0")
+    try:
+        before = counts()
+        worker({"prompt": "Hello", "max_tokens": 12}, {"prompt": 7})
+        after = counts()
+        assert [after[phase] - before[phase] for phase in ("decode", "inference", "encode")] == [1, 1, 1]
+        # Nothing is generated for it.
+        worker({"prompt": 7})
+        assert [counts()[phase] - after[phase] for phase in ("decode", "inference", "encode")] == [1, 0, 0]
+    finally:
+        worker.handler._openvino.tracing = None
+    spans = exporter.get_finished_spans()
+    whole = [each for each in spans if each.name == "predict net"]
+    assert [each.attributes["http.response.status_code"] for each in whole] == [200, 400, 400]
+    phases = {each.name: each for each in spans if each.parent and each.parent.span_id == whole[0].context.span_id}
+    assert list(phases) == ["decode", "inference", "encode"]
+    lengths = {name: each.end_time - each.start_time for name, each in phases.items()}
+    assert lengths["inference"] > lengths["encode"] and phases["encode"].end_time <= whole[0].end_time
 
 
 # --- streams --------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ def test_requests_run_together_and_a_bad_one_fails_alone(folder: Path, tmp_path:
         pieces = re.findall(rb"data: (\{.*?\})\n\n", whole)
         assert "".join(json.loads(each)["choices"][0]["text"] for each in pieces) == text
         assert talker.handler.counters.to_dict()["refused_400"] == 3
+        times = talker.handler.describe_handle()["serving"]["times"]
+        assert times["seconds"]["decode"]["count"] == times["batch_size"]["count"] == 6
+        assert times["seconds"]["inference"]["count"] == 3
     finally:
         talker.close()
 

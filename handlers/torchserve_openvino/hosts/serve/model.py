@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.serve.process import Pending, RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
@@ -65,6 +66,7 @@ class ServedArchive:
         self._scratch = tempfile.TemporaryDirectory(prefix=_UNPACKED, ignore_cleanup_errors=True)
         self._folder = Path(self._scratch.name) / "archive"
         self._queue: deque[Pending] = deque()
+        self._delay = BatchDelay(settings.delay)
         self._open: set[Pending] = set()
         self._waiters: set[asyncio.Future[None]] = set()
         # The worker that collects its batch: requests that come meanwhile are for it.
@@ -351,7 +353,7 @@ class ServedArchive:
         loop, batch = asyncio.get_running_loop(), [self._taken()]
         self._collector = process
         try:
-            until = loop.time() + self.settings.delay
+            until = loop.time() + self._delay.seconds
             while len(batch) < (most or self.settings.batch_size) and not process.ended.done():
                 if self._queue:
                     if self._queue[0].group != batch[0].group:
@@ -361,6 +363,7 @@ class ServedArchive:
                     break
                 else:
                     await self._changed({process.ended}, left)
+            self._delay.on_batch(len(batch))
         except BaseException:
             self._put_back(batch)
             raise
@@ -426,6 +429,7 @@ class ServedArchive:
 
     def _admit(self, pending: Pending) -> None:
         self._use(pending)
+        self._delay.on_request(len(self._open))
         self._open.add(pending)
         self._queue.append(pending)
         pending.on_gone = lambda: self._drop(pending)

@@ -170,9 +170,7 @@ class Answering(ArchiveLoading):
 
     def counted(self, requests: Sequence[Request]) -> list[Response]:
         """Returns the responses to requests; counts them, measures times, and sends metrics after it."""
-        state = self.state
-        assert state is not None
-        state.before_call()
+        self.before_call()
         self.counters.add("requests", len(requests))
         responses: list[Response] | None = None
         try:
@@ -182,7 +180,17 @@ class Answering(ArchiveLoading):
         finally:
             if self.tracing is not None:
                 self.tracing.record(call, responses)
-            state.after_call(self.metrics)
+            self.after_call()
+
+    def before_call(self) -> None:
+        """Prepares the worker's state for a call."""
+        assert self.state is not None
+        self.state.before_call()
+
+    def after_call(self) -> None:
+        """Sends metrics after a call."""
+        assert self.state is not None
+        self.state.after_call(self.metrics)
 
     def responses(self, requests: Sequence[Request]) -> list[Response]:
         """Returns the responses to the requests of one call, which are not counted here."""

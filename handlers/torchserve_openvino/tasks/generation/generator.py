@@ -4,6 +4,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import finish
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import EVENT_STREAM, JSON, Request, Response
+from torchserve_openvino.serving.requests.phases import measured_inference
 from torchserve_openvino.serving.torchserve.asynchronous import checked_frontend
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, Plain, event
@@ -137,21 +139,18 @@ class GeneratingWorker(TaskWorker):
         self._calls = 0
         self._counting = threading.Lock()
 
-    def counted(self, requests: Sequence[Request]) -> list[Response]:
-        """Returns the responses to requests; counts them, and sends metrics after it."""
-        state = self.state
-        assert state is not None
+    def before_call(self) -> None:
+        """Prepares the worker's state for the first of several calls that run at once."""
         with self._counting:
             if not self._calls:
-                state.before_call()
+                super().before_call()
             self._calls += 1
-        self.counters.add("requests", len(requests))
-        try:
-            return self.responses(requests)
-        finally:
-            with self._counting:
-                self._calls -= 1
-                state.after_call(self.metrics)
+
+    def after_call(self) -> None:
+        """Sends metrics after a call, one thread at a time."""
+        with self._counting:
+            self._calls -= 1
+            super().after_call()
 
 
 class TextGenerator(HubHandler):
@@ -282,17 +281,19 @@ class TextGenerator(HubHandler):
         exchanges = [call.exchange for call in calls if call.exchange is not None]
         if self._measures is not None:
             self._measures.on_request()
-        try:
-            while not all(call.done for call in calls):
-                wait_for_any(exchanges, _LOOK_SECONDS)
-                for request, call in zip(requests, calls, strict=False):
-                    if not call.done and request.is_gone():
-                        call.fail(BusyError("the client hung up"))
-                    if call.streams and not call.done and (text := call.pieces()):
-                        request.send(Response(text, EVENT_STREAM))
-        finally:
-            for exchange in exchanges:
-                exchange.cancel()
+        # Where nothing is generated, all of it is decoding.
+        with measured_inference() if exchanges else nullcontext():
+            try:
+                while not all(call.done for call in calls):
+                    wait_for_any(exchanges, _LOOK_SECONDS)
+                    for request, call in zip(requests, calls, strict=False):
+                        if not call.done and request.is_gone():
+                            call.fail(BusyError("the client hung up"))
+                        if call.streams and not call.done and (text := call.pieces()):
+                            request.send(Response(text, EVENT_STREAM))
+            finally:
+                for exchange in exchanges:
+                    exchange.cancel()
         if self._measures is not None and (metrics := self._openvino.metrics) is not None:
             for exchange in exchanges:
                 self._measures.on_response(metrics, exchange)
