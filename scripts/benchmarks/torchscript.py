@@ -348,42 +348,51 @@ def _difference(one: Any, other: Any) -> float:
 
 def measure(case: Case, runs: int) -> dict[str, Any]:
     """Serves one archive; returns its figures."""
-    from torchserve_openvino.serving.torchserve.base import worker_of
 
-    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
+        # Outside of inference mode, as a worker does: weights made in it can't be watched, and so be no constants.
         handler, inputs, path = _handler(case, Path(name))
         ready = time.perf_counter() - start
-        worker = worker_of(handler)
-        compiled = handler.model
-        expected = worker.eager_model(*inputs)
-        report = worker.report.to_dict()
-        row: dict[str, Any] = {
-            "model": case.name,
-            "real": case.real,
-            "operators": report["summary"]["ops_total"],
-            "coverage": report["summary"]["coverage"],
-            "graphs": report["summary"]["graphs"],
-            "fallbacks": report["summary"]["fallbacks"],
-            "verified": report["verify"].get("passed"),
-            "difference": _difference(compiled(*inputs), expected),
-            "ready_s": ready,
-        }
-        row["right"] = bool(row["difference"] <= TOLERANCE and row["coverage"] == 1.0 and not row["fallbacks"])
-        if runs:
-            calls: dict[str, Call] = {OURS: lambda: compiled(*inputs)}
-            try:
-                calls[RAW] = _raw(path, inputs)
-                row["raw difference"] = _difference(calls[RAW](), expected)
-            except Exception as error:
-                row[f"{RAW} failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
-            times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
-            row |= {f"{name} ms": times.median(name) for name in calls}
-            # By itself: its threads keep spinning for a while, and would slow who comes next.
-            script: dict[str, Call] = {SCRIPT: lambda: worker.eager_model(*inputs)}
-            row[f"{SCRIPT} ms"] = interleave(script, runs, 3, enough_repeats(script)).median(SCRIPT)
-            row["ratio"] = times.ratio(OURS, RAW) if RAW in calls else None
-        return row
+        with torch.inference_mode():
+            return _figures(case, handler, inputs, path, ready, runs)
+
+
+def _figures(
+    case: Case, handler: Any, inputs: list[torch.Tensor], path: Path, ready: float, runs: int
+) -> dict[str, Any]:
+    from torchserve_openvino.serving.torchserve.base import worker_of
+
+    worker = worker_of(handler)
+    compiled = handler.model
+    expected = worker.eager_model(*inputs)
+    report = worker.report.to_dict()
+    row: dict[str, Any] = {
+        "model": case.name,
+        "real": case.real,
+        "operators": report["summary"]["ops_total"],
+        "coverage": report["summary"]["coverage"],
+        "graphs": report["summary"]["graphs"],
+        "fallbacks": report["summary"]["fallbacks"],
+        "verified": report["verify"].get("passed"),
+        "difference": _difference(compiled(*inputs), expected),
+        "ready_s": ready,
+    }
+    row["right"] = bool(row["difference"] <= TOLERANCE and row["coverage"] == 1.0 and not row["fallbacks"])
+    if runs:
+        calls: dict[str, Call] = {OURS: lambda: compiled(*inputs)}
+        try:
+            calls[RAW] = _raw(path, inputs)
+            row["raw difference"] = _difference(calls[RAW](), expected)
+        except Exception as error:
+            row[f"{RAW} failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
+        times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
+        row |= {f"{name} ms": times.median(name) for name in calls}
+        # By itself: its threads keep spinning for a while, and would slow who comes next.
+        script: dict[str, Call] = {SCRIPT: lambda: worker.eager_model(*inputs)}
+        row[f"{SCRIPT} ms"] = interleave(script, runs, 3, enough_repeats(script)).median(SCRIPT)
+        row["ratio"] = times.ratio(OURS, RAW) if RAW in calls else None
+    return row
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

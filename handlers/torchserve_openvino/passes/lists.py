@@ -41,6 +41,7 @@ from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
 from torchserve_openvino.passes.ov.precise_values import has_few_digits, keep_sensitive_values
 from torchserve_openvino.passes.ov.rectified_convolutions import clamp_rectified
 from torchserve_openvino.passes.ov.shared_views import chain_views
+from torchserve_openvino.passes.ov.slopes import join_slopes
 from torchserve_openvino.passes.ov.weight_packing import keep_orientations_apart
 from torchserve_openvino.passes.ov.zero_signs import keep_signs_of_zero
 
@@ -79,6 +80,7 @@ OV_PASSES: tuple[Pass[ov.Model], ...] = (
     Pass(keep_digits_of_sums, "model"),
     Pass(keep_signs_of_zero, "model"),
     Pass(keep_orientations_apart, "model"),
+    Pass(join_slopes, "model"),
     Pass(clamp_rectified, "model"),
     Pass(keep_kernels_apart, "model"),
     Pass(widen_kernels, "model"),

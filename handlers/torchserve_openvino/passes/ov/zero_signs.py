@@ -29,7 +29,7 @@ def keep_signs_of_zero(model: ov.Model, _: PassContext) -> None:
     """Multiplies by numbers that depend on a shape where the sign of zero shows, in place."""
     scaled = [(node, number) for node in model.get_ordered_ops() if (number := _factor(node)) is not None]
     for node, number in scaled:
-        if _shows(node.output(0)):
+        if shows_sign_of_zero(node.output(0)):
             put_behind(node.output(0), functools.partial(_product, number))
     if scaled:
         model.validate_nodes_and_infer_types()
@@ -76,7 +76,7 @@ def _product(number: float, result: ov.Output) -> ov.Node:
     )
 
 
-def _shows(value: ov.Output) -> bool:
+def shows_sign_of_zero(value: ov.Output) -> bool:
     """Returns True if the sign of a zero reaches a result of the model or a division."""
     waiting, seen = [value], set()
     while waiting:
