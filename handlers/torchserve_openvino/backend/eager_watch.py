@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -57,6 +57,7 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
+_UNWATCHED = nullcontext()
 
 
 class EagerWatch:
@@ -100,13 +101,15 @@ def report_open() -> None:
         _thread.mode.close()
 
 
-@contextmanager
-def compiled() -> Iterator[None]:
+def compiled() -> AbstractContextManager[None]:
     """Suspends the watch during a compiled call, which counts its own fallbacks."""
     mode = _thread.mode
-    if mode is None:
-        yield
-        return
+    # Most calls are not watched, and a generator costs a call as much as looking its route up.
+    return _UNWATCHED if mode is None else _suspended(mode)
+
+
+@contextmanager
+def _suspended(mode: "_WatchMode") -> Iterator[None]:
     _thread.mode = None
     try:
         if is_innermost(mode):

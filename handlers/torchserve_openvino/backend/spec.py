@@ -208,13 +208,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
+_TENSOR = frozenset({torch.Tensor})
+
+
 def plain_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
     """Returns the arguments of a call in pytree's order if they are tensors and nothing else; None for other calls.
 
     Most calls are: pytree, which looks into any structure, takes some 30 us for three tensors.
     """
     leaves = [*args, *kwargs.values()]
-    return leaves if all(type(leaf) is torch.Tensor for leaf in leaves) else None
+    return leaves if set(map(type, leaves)) <= _TENSOR else None
 
 
 def spec_of(value: Any) -> ValueSpec:

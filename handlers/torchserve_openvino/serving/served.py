@@ -16,7 +16,7 @@ from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
-from torchserve_openvino.serving.requests.phases import measured_inference
+from torchserve_openvino.serving.requests.phases import MeasuredInference
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
 from torchserve_openvino.serving.shapes.plan import probe_first_rows, rows_of
@@ -176,7 +176,7 @@ class ServedModel:
         return self._shadowed(lambda: (args, kwargs), lambda: self._alone(args, kwargs))
 
     def _alone(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        with measured_inference(), eager_watch.compiled(), Modes.of_call((args, kwargs)).on():
+        with MeasuredInference(), eager_watch.compiled(), Modes.of_call(args, kwargs).on():
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
@@ -217,7 +217,7 @@ class ServedModel:
 
     def run_rows(self, fitted: Fitted) -> Any:
         """Runs a fitted call; named dimensions of the answer still have their padding."""
-        with measured_inference(), eager_watch.compiled(), Modes.of_call((fitted.args, fitted.kwargs)).on():
+        with MeasuredInference(), eager_watch.compiled(), Modes.of_call(fitted.args, fitted.kwargs).on():
             return self._rows(fitted.args, fitted.kwargs, fitted.rows)
 
     def cut(self, output: Any, fitted: Fitted) -> Any:

@@ -110,7 +110,8 @@ class ItemHandler(TaskHandler):
         start = time.perf_counter()
         answers = self._decoders.run([partial(self._decoded, item) for item in items])
         # The items that are not refused, by their position: twice, since some are refused beside others only.
-        for step in (self._together, ask):
+        steps = (ask,) if type(self).together is ItemHandler.together else (self._together, ask)
+        for step in steps:
             kept = {position: value for position, value in enumerate(answers) if not isinstance(value, ItemError)}
             if kept:
                 for position, value in zip(kept, step(list(kept.values())), strict=True):

@@ -94,17 +94,14 @@ class TensorHandler(ItemHandler):
 
     def _run_group(self, calls: list[TensorCall]) -> list[Outputs]:
         fitted = [call.fitted for call in calls if call.fitted is not None]
+        served = self._openvino.served
+        if served is not None and fitted:
+            outputs = served.run_joined(fitted) if len(fitted) > 1 else [served.run(fitted[0])]
+            return [named_outputs(output) for output in outputs]
+        (call,) = calls
+        # `run_once`, because fitting the call again would refuse or count it a second time.
+        run = self.model if served is None else served.run_once
         with torch.inference_mode():
-            if self._openvino.served is not None and fitted:
-                outputs = (
-                    self._openvino.served.run_joined(fitted)
-                    if len(fitted) > 1
-                    else [self._openvino.served.run(fitted[0])]
-                )
-                return [named_outputs(output) for output in outputs]
-            (call,) = calls
-            # `run_once`, because fitting the call again would refuse or count it a second time.
-            run = self.model if self._openvino.served is None else self._openvino.served.run_once
             return [named_outputs(run(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:

@@ -43,6 +43,7 @@ _KEY = "handler.openvino.tensor.max_bytes"
 # NumPy's kinds of bools, integers, floats and complex numbers.
 _NPY_KINDS = frozenset("biufc")
 _LARGEST = 2**63 - 1
+_ONE_OUTPUT = {"output"}
 # A digit, and what separates it from the next number.
 _LEAST_BYTES = 2
 KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()}
@@ -97,12 +98,13 @@ def parse(value: Any, max_bytes: int) -> TensorRequest:
 
 
 def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
-    size = sum(tensor.nbytes for tensor in request.tensors())
+    tensors = request.tensors()
+    size = sum([tensor.nbytes for tensor in tensors])
     if size > max_bytes:
         raise PayloadTooLargeError(
             f"the tensors have {size} bytes, more than handler.openvino.tensor.max_bytes {max_bytes}"
         )
-    if not request.tensors():
+    if not tensors:
         raise InvalidInputError("the request contains no tensor")
     return request
 
@@ -282,14 +284,14 @@ def render(
     if request.format == "npy":
         check_length(sum(tensor.nbytes for tensor in outputs.values()), most_bytes)
         return _to_npy(outputs)
-    check_length(_LEAST_BYTES * sum(tensor.numel() for tensor in outputs.values()), most_bytes)
+    check_length(_LEAST_BYTES * sum([tensor.numel() for tensor in outputs.values()]), most_bytes)
     if name := next((name for name, tensor in outputs.items() if tensor.is_complex()), None):
         raise InvalidInputError(f"{name} is complex, which JSON has no numbers for: send the request as .npy")
     if request.format == "kserve":
         answer: dict[str, Any] = {"model_name": model_name, "outputs": [_to_kserve(*pair) for pair in outputs.items()]}
         return answer if request.request_id is None else {**answer, "id": request.request_id}
     lists = {name: tensor.tolist() for name, tensor in outputs.items()}
-    return lists["output"] if list(lists) == ["output"] else lists
+    return lists["output"] if lists.keys() == _ONE_OUTPUT else lists
 
 
 def _to_npy(outputs: Mapping[str, torch.Tensor]) -> bytes:

@@ -116,7 +116,7 @@ def test_requests_with_too_many_items_are_refused_before_any_is_answered(tmp_pat
 
 def test_an_answer_that_the_frontend_does_not_take_is_refused_alone(tensors, monkeypatch) -> None:
     made, handler = tensors
-    monkeypatch.setattr(frontend_limits, "_of_parent", lambda pid: 400)
+    monkeypatch.setattr(frontend_limits, "_of_parent", lambda: 400)
     rows = ROWS * 60
     answers = made.handle(handler, ROWS, rows, npy(np.array(rows, np.float32)), {"inputs": {"x": ROWS}})
     assert [made.status(i) for i in range(4)] == [200, 413, 413, 200]

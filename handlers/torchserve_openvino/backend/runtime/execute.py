@@ -2,10 +2,12 @@
 
 A call borrows an infer request from a pool, so that threads never share one, and OpenVINO writes the outputs into newly
 allocated torch memory: nothing is copied, and no later call overwrites a result. Where OpenVINO might not write to that
-memory, the result is copied from OpenVINO's own memory instead.
+memory, the result is copied from OpenVINO's own memory instead. Small tensors are copied to and from memory that a
+request keeps: that takes less time than to tell OpenVINO where they are.
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +24,9 @@ from torchserve_openvino.passes.context import Bounds
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)
+
+# Up to this size, copying a tensor takes less time than the three objects around its memory and OpenVINO's checks.
+_COPIED_BYTES = 16 << 10
 
 
 def _contiguous(value: Any, spec: ValueSpec) -> torch.Tensor:
@@ -153,6 +158,51 @@ class ResultLayout:
         return [as_traced(result, spec) for result, spec in zip(results, self._specs, strict=True)]
 
 
+class _Request:
+    """An infer request, and the memory that it keeps for small tensors.
+
+    Attributes:
+        request: The request.
+        inputs: By position, the memory of small inputs; None for others.
+        outputs: The same of outputs.
+    """
+
+    __slots__ = ("inputs", "outputs", "request")
+
+    def __init__(self, compiled: ov.CompiledModel, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+        self.request = compiled.create_infer_request()
+        self.inputs = [_kept(spec, position, self.request.set_input_tensor) for position, spec in enumerate(inputs)]
+        self.outputs = [_kept(spec, position, self.request.set_output_tensor) for position, spec in enumerate(outputs)]
+
+
+def _kept(spec: ValueSpec, position: int, put: Callable[[int, ov.Tensor], None]) -> torch.Tensor | None:
+    """Returns memory for a small tensor, which the request has from now on; None for a large one."""
+    if not spec.is_static or spec.is_scalar_int or math.prod(spec.shape) * spec.dtype.itemsize > _COPIED_BYTES:
+        return None
+    # The first call may be in inference mode, outside of which its tensors can't be written to.
+    with torch.inference_mode(False):
+        memory = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+    put(position, wrap(memory, spec))
+    return memory
+
+
+def _copy(value: Any, memory: torch.Tensor) -> None:
+    """Copies an argument to the memory that a request keeps for it.
+
+    Raises:
+        RuntimeError: It has another shape or type, which copying would convert.
+    """
+    if value.shape != memory.shape or value.dtype is not memory.dtype:
+        raise RuntimeError(
+            f"an input is {list(value.shape)} {value.dtype} where the graph takes {list(memory.shape)} {memory.dtype}"
+        )
+    if type(value) is torch.Tensor:
+        memory.copy_(value.detach())
+    else:
+        # A subclass may run anything for an operator.
+        array_over(memory)[...] = array_over(value.detach().resolve_neg().contiguous())
+
+
 class CompiledPartition:
     """Runs one compiled subgraph.
 
@@ -185,7 +235,12 @@ class CompiledPartition:
         # If an output of unknown shape is an input, the request keeps using the memory of the last call's input for it,
         # which is the caller's: the next inference would write there. Such a request is used only once.
         self._once = not self._known_shapes and computed is not None and not all(computed)
-        self._requests: deque[Any] = deque([] if self._once else [compiled.create_infer_request()])
+        # Only where OpenVINO computes each output is no input's memory used for one.
+        self._kept_specs = (interface.inputs, self._outputs) if self._direct else ((), ())
+        self._requests: deque[_Request] = deque([] if self._once else [self._new_request()])
+
+    def _new_request(self) -> _Request:
+        return _Request(self.compiled, *self._kept_specs)
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Infers once.
@@ -203,20 +258,23 @@ class CompiledPartition:
         try:
             request = self._requests.pop()
         except IndexError:
-            request = self.compiled.create_infer_request()
+            request = self._new_request()
         sizes = Sizes() if self._sized else None
         try:
             # Kept alive until infer() returns: the request holds raw pointers to the memory of contiguous copies.
             tensors = []
             for position, (source, spec) in self._inputs:
-                tensor = _contiguous(args[source], spec)
+                if request.inputs and (tensor := request.inputs[position]) is not None:
+                    _copy(args[source], tensor)
+                else:
+                    tensor = _contiguous(args[source], spec)
+                    request.request.set_input_tensor(position, wrap(tensor, spec))
                 if sizes is not None and spec.symbols:
                     sizes.learn(spec, tensor)
                 tensors.append(tensor)
-                request.set_input_tensor(position, wrap(tensor, spec))
             if sizes is not None or self._bounded:
                 _check_limits(tensors, self._limits, sizes)
-            results = self._infer_direct(request) if self._direct else self._infer_copied(request, sizes)
+            results = self._infer_direct(request) if self._direct else self._infer_copied(request.request, sizes)
         finally:
             if not self._once:
                 self._requests.append(request)
@@ -229,16 +287,20 @@ class CompiledPartition:
                 results[i] = laid_out_copy(results[i], spec.layout)
         return results if self._order is None else [results[i] for i in self._order]
 
-    def _infer_direct(self, request: Any) -> list[Any]:
+    def _infer_direct(self, request: _Request) -> list[Any]:
         results: list[Any] = []
-        for position, spec in enumerate(self._outputs):
-            result = self._memory.new(spec)
-            request.set_output_tensor(position, wrap(result, spec))
+        for position, (spec, kept) in enumerate(zip(self._outputs, request.outputs, strict=True)):
+            if kept is None:
+                result = self._memory.new(spec)
+                request.request.set_output_tensor(position, wrap(result, spec))
+            else:
+                result = self._memory.prepared(kept)
             results.append(result)
         if self._checks:
             results[-1].zero_()
-        self._infer(request)
-        return results
+        self._infer(request.request)
+        kept_outputs = zip(results, request.outputs, strict=True)
+        return [result if kept is None else kept.clone() for result, kept in kept_outputs]
 
     def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:

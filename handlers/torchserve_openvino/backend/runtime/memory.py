@@ -76,7 +76,10 @@ class OutputMemory:
 
     def new(self, spec: ValueSpec) -> torch.Tensor:
         """Allocates memory for one result of a known shape."""
-        result = torch.empty(spec.shape, dtype=spec.dtype)
+        return self.prepared(torch.empty(spec.shape, dtype=spec.dtype))
+
+    def prepared(self, result: torch.Tensor) -> torch.Tensor:
+        """Returns memory for a result, poisoned where that is asked for."""
         return _poison(result) if self.poisoned else result
 
 

@@ -161,7 +161,7 @@ class Observer:
             inputs = (args, dict(kwargs)) if self._takes_any(part) else copied_inputs((args, kwargs))
         except TypeError as error:
             return str(error)
-        calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call((args, kwargs))))
+        calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call(args, kwargs)))
         return ""
 
     def _note(self, note: str) -> None:

@@ -1,11 +1,12 @@
 """Runs batches of any size on a model compiled for a few sizes: splits, pads with copies, cuts the answer back."""
 
+import bisect
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence, Sized
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,7 @@ _AGREE = 3
 _SHAPES = 1024
 
 
-@dataclass(frozen=True)
-class _Form:
+class _Form(NamedTuple):
     """Where a call's leaves belong.
 
     Attributes:
@@ -123,6 +123,8 @@ class RowRunner:
         if sizes is None:
             return self.model(*args, **kwargs)
         leaves, form = _flat(args, kwargs)
+        if rows == 1:
+            return self._padded(leaves, form, rows)
         parts = split_rows(rows, sizes, self._streams.count)
         # Parts that run at the same time share the processor: what one of them took says nothing of the whole.
         run = self._padded if self._streams.count > 1 else self._cheapest
@@ -159,12 +161,8 @@ class RowRunner:
         return answer
 
     def _padded(self, leaves: Sequence[torch.Tensor], form: _Form, rows: int) -> Any:
-        assert self.sizes is not None
-        fit = [size for size in self.sizes if size >= rows]
         shape = _rest_of(leaves)
-        # After READY rather a larger size that is compiled than one that is not.
-        ran = self._ran[shape] if shape in self._warm else ()
-        size = next((size for size in fit if size in ran), fit[0])
+        size = self._size_for(rows, shape)
         if size > rows:
             self._counters.add("padded_rows", size - rows)
             with torch.inference_mode(False):
@@ -178,9 +176,16 @@ class RowRunner:
             return output
         return pytree.tree_map(lambda v: v[:rows] if isinstance(v, torch.Tensor) else v, output)
 
+    def _size_for(self, rows: int, shape: Hashable) -> int:
+        """Returns the batch size that rows are padded to; after READY rather a larger one that is compiled."""
+        assert self.sizes is not None
+        fit = self.sizes[bisect.bisect_left(self.sizes, rows) :]
+        ran = self._ran[shape] if shape in self._warm else ()
+        return fit[0] if fit[0] in ran else next((size for size in fit if size in ran), fit[0])
+
 
 def _rest_of(leaves: Sequence[torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    return tuple([(leaf.shape[1:], leaf.dtype) for leaf in leaves])
 
 
 def _concatenate(outputs: Sequence[Any]) -> Any:

@@ -111,14 +111,14 @@ def flatten(value: Any) -> tuple[list[int], list[Any]]:
     while values and isinstance(values[0], list):
         if len(shape) == MOST_DIMENSIONS:
             raise NotRectangularError(f"lists are nested deeper than {MOST_DIMENSIONS} levels")
-        if not all(isinstance(each, list) for each in values):
+        if not all(issubclass(kind, list) for kind in set(map(type, values))):
             raise NotRectangularError(f"level {len(shape)} holds lists and single values")
         lengths = set(map(len, values))
         if len(lengths) > 1:
             raise NotRectangularError(f"level {len(shape) + 1} has {min(lengths)} to {max(lengths)} values in a list")
         shape += lengths
         values = list(chain.from_iterable(values))
-    if any(isinstance(each, list) for each in values):
+    if any(issubclass(kind, list) for kind in set(map(type, values))):
         raise NotRectangularError(f"level {len(shape)} holds lists and single values")
     return shape, values
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -67,8 +68,13 @@ class Request:
         """
         if (value := self.headers.get(name)) is not None:
             return str(value)
-        lower = name.lower()
-        return next((str(value) for key, value in self.headers.items() if str(key).lower() == lower), None)
+        value = self._lower_headers.get(name.lower())
+        return None if value is None else str(value)
+
+    @cached_property
+    def _lower_headers(self) -> dict[str, Any]:
+        # Of two that differ in case alone, the first one counts.
+        return {str(key).lower(): value for key, value in reversed(list(self.headers.items()))}
 
     @property
     def explains(self) -> bool:

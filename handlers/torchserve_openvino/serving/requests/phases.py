@@ -122,18 +122,18 @@ def current_requests() -> Sequence[Request]:
     return () if call is None else call.requests
 
 
-@contextmanager
-def measured_inference() -> Iterator[None]:
-    """Counts what runs inside as inference of the call that this thread answers."""
-    call = _current.get()
-    if call is None:
-        yield
-        return
-    start = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        call.ran(start, time.perf_counter_ns())
+class MeasuredInference:
+    """Counts what runs in this context as inference of the call that this thread answers."""
+
+    __slots__ = ("_call", "_start")
+
+    def __enter__(self) -> None:
+        self._call = _current.get()
+        self._start = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        if self._call is not None:
+            self._call.ran(self._start, time.perf_counter_ns())
 
 
 class RequestTimes:

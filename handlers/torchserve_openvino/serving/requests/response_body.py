@@ -12,6 +12,7 @@ from torchserve_openvino.errors import ModelCallError, PayloadTooLargeError
 # By how much indentation lengthens JSON at most: a comma and a blank become a comma, a new line and two blanks for
 # each level. Tasks nest answers less deep than this.
 _INDENTED = 32
+_STRICT = json.JSONEncoder(allow_nan=False)
 
 
 def sendable(body: Any, most_bytes: int | None) -> Any:
@@ -61,10 +62,10 @@ def _as_json(body: Any) -> tuple[Any, int]:
     """Returns JSON data without NaN and infinity, and the length of its text without indentation."""
     try:
         try:
-            return body, len(json.dumps(body, allow_nan=False))
+            return body, len(_STRICT.encode(body))
         except ValueError:
             body = finite(body)
-            return body, len(json.dumps(body, allow_nan=False))
+            return body, len(_STRICT.encode(body))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelCallError(f"the handler's answer cannot be sent as JSON: {error}") from error
 

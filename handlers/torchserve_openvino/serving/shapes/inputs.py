@@ -14,7 +14,7 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Sig
 Convert = Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Fitted:
     """A call in the form in which it is compiled.
 
@@ -40,8 +40,8 @@ class Fitted:
     def shapes(self) -> tuple[Any, ...]:
         """Returns the shapes and dtypes that two calls must share to be joined along the batch."""
         return (
-            tuple((tuple(t.shape[1:]), t.dtype) for t in self.args),
-            tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in self.kwargs.items()),
+            tuple([(t.shape[1:], t.dtype) for t in self.args]),
+            tuple([(name, t.shape[1:], t.dtype) for name, t in self.kwargs.items()]),
         )
 
 
@@ -69,6 +69,8 @@ class DeclaredInputs:
         self.dims = {name: list(sizes) for name, sizes in (dims or {}).items()}
         self._pads, self._exact = pads, exact
         self._positions = {name: i for i, name in enumerate(parameters)}
+        self._order = self._order_of_positions()
+        self._indices = {spec.name: i for i, spec in enumerate(self.specs)}
 
     def __str__(self) -> str:
         limits = [f"{name} up to {sizes[-1]}" for name, sizes in self.dims.items()]
@@ -133,20 +135,18 @@ class DeclaredInputs:
 
     def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """Returns the call that passes these tensors, one for each input in declared order."""
-        args = tuple(t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword)
+        args = tuple([t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword])
         return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor | None]:
         by_position: dict[int, Any] = {}
-        order = self._order()
         for position, value in enumerate(args):
-            index = order.get(position)
+            index = self._order.get(position)
             if index is None:
                 raise OutsideDeclaredError(f"{len(args)} inputs given; the model takes {self}")
             by_position[index] = value
-        names = {spec.name: i for i, spec in enumerate(self.specs)}
         for name, value in kwargs.items():
-            index = names.get(name)
+            index = self._indices.get(name)
             if index is None and name in self._positions:
                 raise UndeclaredInputError(
                     f"the model takes {name!r}, which handler.openvino.warmup.inputs does not declare: {self}. Add "
@@ -165,7 +165,7 @@ class DeclaredInputs:
             tensors.append(value)
         return tensors
 
-    def _order(self) -> dict[int, int]:
+    def _order_of_positions(self) -> dict[int, int]:
         """Maps positions in a call to indices of inputs, by the model's parameter names where these are known."""
         if all(spec.name in self._positions for spec in self.specs):
             return {self._positions[spec.name]: i for i, spec in enumerate(self.specs)}

@@ -30,17 +30,17 @@ def most_response_bytes(context: Any) -> int | None:
     Args:
         context: The context of a call, or of the handler.
     """
-    return None if isinstance(context, Context) else _of_parent(os.getppid())
+    return None if isinstance(context, Context) else _of_parent()
 
 
 @cache
-def _of_parent(pid: int) -> int:
+def _of_parent() -> int:
     """Returns the limit of the frontend that started this worker.
 
     A worker gets none of the frontend's settings. But the frontend is its parent, whose arguments name the file.
     """
     try:
-        frontend = psutil.Process(pid)
+        frontend = psutil.Process(os.getppid())
         return stated_limit(frontend.cmdline(), Path(frontend.cwd()), frontend.environ())
     except (psutil.Error, OSError) as error:
         logger.debug("TorchServe's settings cannot be read, so max_response_size counts as %d: %s", DEFAULT, error)

@@ -25,7 +25,7 @@ from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import finish
 from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import EVENT_STREAM, JSON, Request, Response
-from torchserve_openvino.serving.requests.phases import measured_inference
+from torchserve_openvino.serving.requests.phases import MeasuredInference
 from torchserve_openvino.serving.torchserve.asynchronous import checked_frontend
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, Plain, event
@@ -282,7 +282,7 @@ class TextGenerator(HubHandler):
         if self._measures is not None:
             self._measures.on_request()
         # Where nothing is generated, all of it is decoding.
-        with measured_inference() if exchanges else nullcontext():
+        with MeasuredInference() if exchanges else nullcontext():
             try:
                 while not all(call.done for call in calls):
                     wait_for_any(exchanges, _LOOK_SECONDS)
