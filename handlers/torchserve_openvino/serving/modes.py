@@ -43,9 +43,9 @@ class Modes:
         tensors = output_tensors((args, kwargs)) if leaves is None else leaves
         return _modes(any(tensor.requires_grad for tensor in tensors), _autocast_dtype())
 
-    def on(self) -> "EnteredModes":
+    def on(self) -> "_Entered":
         """Returns a context in which the thread has these modes."""
-        return EnteredModes(self)
+        return _Entered(self.grad, self.autocast)
 
 
 SERVING = Modes()
@@ -57,34 +57,31 @@ def _autocast_dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
-class EnteredModes:
-    """A context in which the thread has some modes.
+class _Entered:
+    """A context in which the thread has some modes; what changes nothing is left out, since entering it takes time."""
 
-    Args:
-        modes: The modes.
-    """
+    __slots__ = ("_before", "_changes", "_grad", "_kind")
 
-    __slots__ = ("_autocast", "_grad", "_inference", "_modes")
-
-    def __init__(self, modes: Modes) -> None:
-        self._modes = modes
+    def __init__(self, grad: bool, kind: torch.dtype | None) -> None:
+        self._grad, self._kind = grad, kind
 
     def __enter__(self) -> None:
-        # Whatever changes nothing is left out: each takes longer than looking up the route of a call.
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-        if self._inference is not None:
-            self._inference.__enter__()
-        self._grad = torch.is_grad_enabled()
-        torch.set_grad_enabled(self._modes.grad)
-        kind = self._modes.autocast
-        changes = kind is not None or torch.is_autocast_enabled("cpu")
-        self._autocast = torch.autocast("cpu", kind or torch.bfloat16, kind is not None) if changes else None
-        if self._autocast is not None:
-            self._autocast.__enter__()
+        self._changes: list[Any] = []
+        if torch.is_inference_mode_enabled():
+            self._enter(torch.inference_mode(False))
+        # Leaving inference mode sets it as well.
+        self._before = torch.is_grad_enabled()
+        if self._before is not self._grad:
+            torch.set_grad_enabled(self._grad)
+        if self._kind is not None or torch.is_autocast_enabled("cpu"):
+            self._enter(torch.autocast("cpu", self._kind or torch.bfloat16, self._kind is not None))
 
-    def __exit__(self, *error: Any) -> None:
-        if self._autocast is not None:
-            self._autocast.__exit__(*error)
-        torch.set_grad_enabled(self._grad)
-        if self._inference is not None:
-            self._inference.__exit__(*error)
+    def _enter(self, context: Any) -> None:
+        context.__enter__()
+        self._changes.append(context)
+
+    def __exit__(self, *error: object) -> None:
+        if torch.is_grad_enabled() is not self._before:
+            torch.set_grad_enabled(self._before)
+        for context in reversed(self._changes):
+            context.__exit__(*error)

@@ -120,7 +120,7 @@ class ItemHandler(TaskHandler):
         return answers
 
     def _decoded(self, item: Any) -> Any:
-        return isolated(lambda: self._own_code.watch(partial(self.decode, item)))
+        return isolated(partial(self._own_code.watch, partial(self.decode, item)))
 
     @cached_property
     def _decoders(self) -> ParallelCalls:

@@ -1,6 +1,7 @@
 """JSON in requests: parsed, or measured where TorchServe has parsed it already, within limits."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -27,7 +28,7 @@ def parse_json(body: str | bytes | bytearray, what: str = "the body") -> Any:
     """
     try:
         # For bytes, `json.loads` takes half of a surrogate pair, and guesses UTF-16.
-        return json.loads(body if isinstance(body, str) else bytes(body).decode("utf-8-sig"))
+        return json.loads(body if isinstance(body, str) else bytes(body).removeprefix(BOM_UTF8).decode())
     except RecursionError:
         raise InvalidInputError(
             f"{what} is JSON that is nested too deep; the most is {MOST_DIMENSIONS} levels"

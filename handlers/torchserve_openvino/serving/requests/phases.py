@@ -3,9 +3,9 @@
 import bisect
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -60,10 +60,11 @@ class CallTimes:
     """The times of one call of a handler.
 
     Decoding is what comes before the first call of a compiled model, encoding what comes after the last one; inference
-    is the time in such calls.
+    is the time in such calls. As a context, it is the call that its thread answers.
 
     Args:
         requests: The requests of the call.
+        on_end: Gets these times when the context ends.
 
     Attributes:
         requests: As above.
@@ -71,14 +72,24 @@ class CallTimes:
         started: When the call began, in nanoseconds since 1970.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], on_end: "Callable[[CallTimes], None]" = lambda _: None) -> None:
         now = time.time()
+        self._on_end = on_end
         self.requests, self.waits = requests, [_wait(each, now) for each in requests]
         self.started = time.time_ns()
         self._start = self._end = time.perf_counter_ns()
         self._first: int | None = None
         self._last = 0
         self._inference = 0
+
+    def __enter__(self) -> "CallTimes":
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+        self.end()
+        self._on_end(self)
 
     def ran(self, start: int, end: int) -> None:
         """Adds one call of a compiled model, by `time.perf_counter_ns`."""
@@ -150,8 +161,7 @@ class RequestTimes:
             self.sizes = Histogram(BOUNDS[SIZE])
             self.released = dict.fromkeys(RELEASES, 0)
 
-    @contextmanager
-    def call(self, requests: Sequence[Request], most: int, metrics: MetricSink | None) -> Iterator[CallTimes]:
+    def call(self, requests: Sequence[Request], most: int, metrics: MetricSink | None) -> CallTimes:
         """Measures one call.
 
         Args:
@@ -159,18 +169,10 @@ class RequestTimes:
             most: The most requests of a call.
             metrics: Takes histograms.
         """
-        call = CallTimes(requests)
-        token = _current.set(call)
-        try:
-            yield call
-        finally:
-            _current.reset(token)
-            call.end()
-            self._add(call, _release(len(requests), most), metrics)
+        return CallTimes(requests, partial(self._add, _release(len(requests), most), metrics))
 
-    def _add(self, call: CallTimes, release: Release, metrics: MetricSink | None) -> None:
-        values = [(phase, value) for phase, value in call.seconds().items()]
-        values += [("queue", wait) for wait in call.waits if wait is not None]
+    def _add(self, release: Release, metrics: MetricSink | None, call: CallTimes) -> None:
+        values = [*call.seconds().items(), *[("queue", wait) for wait in call.waits if wait is not None]]
         with self._lock:
             for phase, value in values:
                 self.phases[phase].add(value)

@@ -70,6 +70,7 @@ class DeclaredInputs:
         self._pads, self._exact = pads, exact
         self._positions = {name: i for i, name in enumerate(parameters)}
         self._order = self._order_of_positions()
+        self._by_keyword = any(spec.keyword for spec in self.specs)
         self._indices = {spec.name: i for i, spec in enumerate(self.specs)}
 
     def __str__(self) -> str:
@@ -112,6 +113,9 @@ class DeclaredInputs:
         if len(rows) != 1 or rows == {0}:
             raise OutsideDeclaredError("the inputs must share a batch dimension of at least 1")
         (batch,) = rows
+        passed = [tensor for tensor in tensors if tensor is not None]
+        if not lengths and len(passed) == len(tensors):
+            return Fitted(*self.call(passed), batch)
         sizes = {name: self._size(name, length) for name, length in lengths.items()}
         ready = [
             spec.pad_to(_mask(spec, batch, lengths) if tensor is None else tensor, lengths, sizes)
@@ -135,6 +139,8 @@ class DeclaredInputs:
 
     def call(self, tensors: Sequence[torch.Tensor]) -> Inputs:
         """Returns the call that passes these tensors, one for each input in declared order."""
+        if not self._by_keyword:
+            return tuple(tensors), {}
         args = tuple([t for spec, t in zip(self.specs, tensors, strict=True) if not spec.keyword])
         return args, {spec.name: t for spec, t in zip(self.specs, tensors, strict=True) if spec.keyword}
 

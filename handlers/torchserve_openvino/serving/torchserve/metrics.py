@@ -31,16 +31,16 @@ class CachedMetrics:
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        # Metrics without labels of ours, with the values of the dimensions that TorchServe adds. Looking both up anew
+        # Metrics without labels of ours, with the text of the dimensions that TorchServe adds. Looking both up anew
         # takes longer than all else that is done for a value.
-        self._known: dict[tuple[str, str, str], tuple[Any, list[str]]] = {}
+        self._known: dict[tuple[str, str, str], tuple[Any, str]] = {}
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str], unit: str = "count") -> None:
         """Takes one value; see `MetricSink`."""
         requests = self._cache.request_ids
         if not labels and requests and (known := self._known.get((kind, name, unit))) is not None:
-            metric, values = known
-            metric.add_or_update(value, values, ",".join(requests.values()))
+            metric, text = known
+            metric.emit_metrics(",".join(requests.values()), value, text)
             return
         # Imported here: other hosts have no TorchServe.
         from ts.metrics.dimension import Dimension
@@ -52,7 +52,7 @@ class CachedMetrics:
         self._cache.add_metric(name, value, unit=unit, dimensions=dimensions, metric_type=metric_type)
         if not labels and requests:
             metric = self._cache.get_metric(name, metric_type)
-            self._known[kind, name, unit] = metric, [each.value for each in dimensions]
+            self._known[kind, name, unit] = metric, ",".join(map(str, dimensions))
 
 
 @dataclass(frozen=True)
