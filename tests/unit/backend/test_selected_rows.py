@@ -165,6 +165,68 @@ def test_integers_are_checked_in_all_rows() -> None:
     assert divided.meta["val"].shape == x.shape
 
 
+# --- rows that indices choose -----------------------------------------------------------------------------------
+
+LAST = torch.tensor([4, -2])
+SOME = torch.tensor([[0, 5, 5], [2, 1, 0]])
+
+
+def numbers(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0])
+
+
+# With the rows of each product.
+CHOSEN: dict[str, tuple[Callable[..., Any], Tensor, int]] = {
+    "one of each": (lambda x, rows: layer(x)[numbers(x), rows], LAST, BATCH),
+    "behind the head": (lambda x, rows: layer(x).exp()[numbers(x), rows] + 1, LAST, BATCH),
+    "several": (lambda x, rows: layer(x)[numbers(x)[:, None], rows], SOME, BATCH * 3),
+    "a column of one": (lambda x, rows: layer(x)[numbers(x)[:, None], rows], LAST[:, None], BATCH),
+    "of indices that are computed late": (lambda x, rows: _late(layer(x), rows), LAST, BATCH),
+    "and the first of them": (lambda x, rows: layer(x)[numbers(x)[:, None], rows][:, 0], SOME, BATCH * 3),
+    "merged and split": (
+        lambda x, rows: layer(x).reshape(-1, WIDTH).exp().reshape(x.shape)[numbers(x)[:, None], rows], SOME, BATCH * 3
+    ),
+}  # fmt: skip
+
+
+def _late(hidden: Tensor, rows: Tensor) -> Tensor:
+    return hidden[numbers(hidden), (rows * 2 // 2).clamp(min=0)]
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_only_chosen_rows_are_computed(name: str, mode: str) -> None:
+    model, indices, rows = CHOSEN[name]
+    # How many are chosen has to be known.
+    rows = BATCH * ROWS if mode == "symbolic" and indices is SOME else rows
+    assert products(model, values(BATCH, ROWS, WIDTH), indices, mode=mode) == [rows] * 2
+
+
+OF_ALL: dict[str, tuple[Callable[..., Any], Tensor]] = {
+    "of groups in another order": (lambda x, rows: layer(x)[numbers(x).flip(0), rows], LAST),
+    "of groups from the second on": (lambda x, rows: layer(x)[numbers(x) - 1, rows], LAST),
+    "of the first group": (lambda x, rows: layer(x)[rows * 0, rows], LAST),
+    "the same for each group": (lambda x, rows: layer(x)[:, rows], LAST),
+    "of elements": (lambda x, rows: layer(x)[numbers(x), :, rows], LAST),
+    "each pair": (lambda x, rows: layer(x)[numbers(x)[:, None], rows[None]], LAST),
+    "with a value for each row": (lambda x, rows: (layer(x) + x[:1])[numbers(x), rows], LAST),
+    "of rows that come first": (lambda x, rows: layer(x).transpose(0, 1)[numbers(x[0]), rows], torch.arange(ROWS) % 2),
+    "as many as there are": (lambda x, rows: layer(x)[numbers(x)[:, None], rows.repeat(1, 2)], SOME),
+    "chosen twice": (lambda x, rows: layer(x)[numbers(x), rows] - layer(x)[numbers(x), rows + 1], LAST),
+    "and their mean": (lambda x, rows: _chosen_and_mean(layer(x), rows), LAST),
+}  # fmt: skip
+
+
+def _chosen_and_mean(hidden: Tensor, rows: Tensor) -> Tensor:
+    return hidden[numbers(hidden), rows] - hidden.mean(1)
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_other_indices_are_as_before(name: str) -> None:
+    model, indices = OF_ALL[name]
+    products(model, values(BATCH, ROWS, WIDTH), indices)
+
+
 # --- compositions -------------------------------------------------------------------------------------------------
 
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -201,6 +263,9 @@ SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
     "column": lambda x: x[..., 1],
     "two": lambda x: (x[:, 0], x[:, 2]),
     "transposed": lambda x: x.transpose(1, 2)[:, :, 0],
+    "chosen": lambda x: x[torch.arange(x.shape[0]), torch.arange(x.shape[0]) % x.shape[1]],
+    "chosen pairs": lambda x: x[torch.arange(x.shape[0])[:, None], torch.tensor([[0, 1]] * x.shape[0])],
+    "chosen and first": lambda x: x[torch.arange(x.shape[0]), torch.arange(x.shape[0]) % x.shape[1]] + x[:, 0],
 }
 
 
@@ -238,6 +303,29 @@ class Encoder(nn.Module):
         for each in self.layers:
             x = each(x)
         return self.classifier(x[:, 0])
+
+
+class Filler(Encoder):
+    """Words for some positions, of a vocabulary."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.layers:
+            x = each(x)
+        lengths = (x[..., 0] > -9).sum(1)
+        rows = torch.stack([lengths - 1, lengths // 2], 1)
+        return self.classifier(x)[torch.arange(len(x))[:, None], rows]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_chosen_positions_are_as_in_eager(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = Filler().eval()
+    compiled = tov.compile(model, dynamic=dynamic, options={"min_partition_us": 0})
+    for seed, shape in enumerate([(2, 16, 64), (3, 40, 64), (1, 7, 64)]):
+        x = values(*shape, seed=seed)
+        with torch.no_grad(), compiled.poisoned():
+            assert_same(compiled(x), model(x))
+    assert compiled.report.summary.coverage == 1.0
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])

@@ -99,14 +99,41 @@ def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
         assert all(text[each["start"] : each["end"]] for each in found)
 
 
-@pytest.mark.slow
 def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("fill_mask")
     reference = worker.pipeline("fill-mask")
-    texts = ["The [MASK] sleeps.", "A [MASK] to [MASK].", LONG + " It is [MASK] ."]
-    close(worker(*({"inputs": text} for text in texts)), plain([reference(text) for text in texts]))
+    # Four masks are filled by one row of a call.
+    texts = ["The [MASK] sleeps.", "A [MASK] to [MASK].", LONG + " It is [MASK] .", "[MASK] " * 4, "[MASK] a b " * 9]
+    answers = worker(*({"inputs": text} for text in texts), {"inputs": [texts[0], texts[4]]})
+    expected = plain([reference(text) for text in texts])
+    close(answers, [*expected, [expected[0], expected[4]]])
     targets = {"inputs": texts[0], "parameters": {"targets": ["dog", "cat"], "top_k": 2}}
     close(worker.one(targets), plain(reference(texts[0], targets=["dog", "cat"], top_k=2)))
+    worker.ran_compiled()
+
+
+def test_masks_that_are_refused(tmp_path: Path) -> None:
+    worker = started(tmp_path, "fill_mask", max_inputs=2, too_long="truncate")
+    good, bodies = {"inputs": "The [MASK] sleeps."}, [
+        {"inputs": "[MASK] " * 9}, {"inputs": "no mask"}, {"inputs": LONG * 3 + "[MASK]"},
+        {"inputs": "[MASK] [MASK]", "parameters": {"top_k": 501}},
+    ]  # fmt: skip
+    answers = worker(good, *bodies)
+    assert [worker.status(i) for i in range(5)] == [200, 413, 400, 400, 400]
+    assert "3 groups of 4 masks; the most is 2 (handler.openvino.text.max_inputs)" in str(answers[1])
+    assert "has no [MASK]" in str(answers[2]) and "behind the text's last token" in str(answers[3])
+    assert "2 masks with top_k 501 are 1002 words; the most is 1000" in str(answers[4])
+    close(answers[0], worker.one(good))
+
+
+def test_scores_of_other_words_are_not_computed(serve) -> None:
+    """The vocabulary's product has a row for each of four masks, and not one for each token."""
+    worker = serve("fill_mask")
+    vocabulary = worker.handler.vocabulary
+    for partition in worker.handler.served.compiled.running:
+        nodes = partition.compiled.compiled.get_runtime_model().get_ordered_ops()
+        scores = [str(node.get_output_partial_shape(0)) for node in nodes]
+        assert {shape for shape in scores if shape.endswith(f",{vocabulary}]")} == {f"[4,4,{vocabulary}]"}
 
 
 @pytest.mark.parametrize("multi", [False, True])

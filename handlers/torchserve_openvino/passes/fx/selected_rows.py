@@ -1,8 +1,9 @@
-"""Computes only the row of a sequence that is selected: the first token of an encoder's last layer, for example.
+"""Computes only the rows of a sequence that are selected: the first token of an encoder's last layer, for example.
 
-Classifiers take the vector of one token, ``hidden[:, 0]``, and OpenVINO computes the last layer for all of them. Here
-the selection moves up, through operators that treat rows alike (norms, products with weights, activations, sums), as
-far as nothing else needs the other rows: to the result of attention. Of a model with 6 layers this saves a ninth.
+Classifiers take the vector of one token, ``hidden[:, 0]`` or ``hidden[arange(batch), last]``, and OpenVINO computes the
+last layer for all of them. Here the selection moves up, through operators that treat rows alike (norms, products with
+weights, activations, sums), as far as nothing else needs the other rows: to the result of attention. Of a model with 6
+layers this saves a ninth, and almost all logits of a model that fills in single words.
 """
 
 import math
@@ -37,8 +38,25 @@ Size = Any
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Rows that a tensor of indices names, for each group its own.
+
+    Attributes:
+        selection: ``tensor[numbers, indices]``.
+        numbers: The numbers of the groups.
+        indices: Indices of the rows, ``[groups]`` or ``[groups, count]``.
+        count: How many of each group.
+    """
+
+    selection: Node
+    numbers: Node
+    indices: Node
+    count: int
+
+
+@dataclass(frozen=True)
 class Row:
-    """One row of a tensor, by numbers that no reshape changes.
+    """The selected rows of a tensor, by numbers that no reshape changes.
 
     A tensor of ``[2, 16, 128]`` and its view as ``[32, 128]`` have the same row: of 2 groups of 16 rows.
 
@@ -50,7 +68,12 @@ class Row:
 
     groups: Size
     size: Size
-    index: int
+    index: int | Chosen
+
+    @property
+    def count(self) -> int:
+        """How many rows of each group are selected."""
+        return self.index.count if isinstance(self.index, Chosen) else 1
 
 
 @dataclass(frozen=True)
@@ -104,7 +127,10 @@ def compute_selected_rows(graph: Graph, _: PassContext) -> None:
 
 
 def _can_be_sliced(node: Node, row: Row) -> bool:
-    return isinstance(value_of(node), torch.Tensor) and _axis(node, row).is_plain
+    if not isinstance(value_of(node), torch.Tensor):
+        return False
+    axis = _axis(node, row)
+    return axis.is_plain and (isinstance(row.index, int) or axis.dim == 1)
 
 
 def _share_sizes(graph: Graph) -> None:
@@ -156,15 +182,13 @@ def _apply(graph: Graph, selections: Mapping[Node, Row], plan: Plan) -> None:
     for node in planned:
         for operand, row in plan[node].items():
             if (operand, row) not in one:
-                with graph.inserting_after(operand):
-                    one[operand, row] = _slice(graph, operand, _axis(operand, row).dim, row.index)
+                with graph.inserting_after(operand) if isinstance(row.index, int) else _before(graph, row):
+                    one[operand, row] = _slice(graph, operand, row)
         operands = {operand: one[operand, row] for operand, row in plan[node].items()}
         args, kwargs = _with(node, operands)
-        with graph.inserting_before(node):
+        with _before(graph, next(iter(plan[node].values())), node):
             if node in selections:
-                # Whichever row it was, it is the first and only one now.
-                behind = (1,) if node.target is aten.slice.Tensor else ()
-                selected[node] = add_call(graph, node.target, args[0], args[1], 0, *behind)
+                selected[node] = _first(graph, node, selections[node], args)
                 continue
             (row,) = {needed for user in node.users if (needed := plan.get(user, {}).get(node)) is not None}
             if node.target in _VIEWS:
@@ -187,15 +211,41 @@ def _with(node: Node, operands: Mapping[Node, Node]) -> tuple[Any, Any]:
     return map_arg((node.args, node.kwargs), lambda each: operands.get(each, each))
 
 
-def _slice(graph: Graph, source: Node, dim: int, index: int) -> Node:
-    return add_call(graph, aten.slice.Tensor, source, dim, index, index + 1 if index >= 0 else _END)
+def _before(graph: Graph, row: Row, node: Node | None = None) -> Any:
+    """Returns the context in which nodes are added in front of a node, or where the indices of its rows are known."""
+    return graph.inserting_before(row.index.selection if isinstance(row.index, Chosen) else node)
+
+
+def _slice(graph: Graph, source: Node, row: Row) -> Node:
+    """Adds the selected rows of a tensor, in the dimension that has all of them."""
+    if isinstance(row.index, int):
+        dim, end = _axis(source, row).dim, row.index + 1 if row.index >= 0 else _END
+        return add_call(graph, aten.slice.Tensor, source, dim, row.index, end)
+    chosen = [row.index.numbers, row.index.indices]
+    if value_of(row.index.indices).dim() == 1:
+        chosen = [add_call(graph, aten.unsqueeze.default, each, 1) for each in chosen]
+    return add_call(graph, aten.index.Tensor, source, chosen)
+
+
+def _first(graph: Graph, node: Node, row: Row, args: Any) -> Node:
+    """Adds what a selection takes of the selected rows, which are the first and only ones now."""
+    if isinstance(row.index, Chosen):
+        single = value_of(row.index.indices).dim() == 1
+        # The same rows, as a node of their own.
+        return (
+            add_call(graph, aten.select.int, args[0], 1, 0) if single else add_call(graph, aten.alias.default, args[0])
+        )
+    behind = (1,) if node.target is aten.slice.Tensor else ()
+    return add_call(graph, node.target, args[0], args[1], 0, *behind)
 
 
 # --- which rows an operator needs ---------------------------------------------------------------------------------
 
 
 def _selected(node: Node) -> Row | None:
-    """Returns the row that a node takes of a tensor; None if it is no such node."""
+    """Returns the rows that a node takes of a tensor; None if it is no such node."""
+    if node.target is aten.index.Tensor:
+        return _chosen(node)
     if node.op != "call_function" or node.target not in _SELECTIONS:
         return None
     arguments = arguments_of(node)
@@ -214,6 +264,49 @@ def _selected(node: Node) -> Row | None:
     if dim == len(shape) - 1 or (isinstance(shape[dim], int) and shape[dim] < max(2, index + 1)):
         return None
     return Row(_product(shape[:dim]), shape[dim], index)
+
+
+def _chosen(node: Node) -> Row | None:
+    """Returns the rows of ``tensor[arange(groups), indices]``; None for any other indices."""
+    source, places = arguments_of(node)["self"], arguments_of(node)["indices"]
+    if len(places) != 2 or None in places:
+        return None
+    (numbers, indices), shape = places, _shape(value_of(source))
+    shapes = [_shape(value_of(each)) for each in places]
+    if len(shape) < 3 or value_of(indices).dtype is torch.bool:
+        return None
+    groups, size = shape[:2]
+    count = shapes[1][1] if len(shapes[1]) == 2 else 1
+    if shapes not in ([[groups], [groups]], [[groups, 1], [groups, count]]) or not _counts(numbers, groups):
+        return None
+    # As many as there are would save nothing.
+    if not isinstance(count, int) or (isinstance(size, int) and count >= size):
+        return None
+    return Row(groups, size, Chosen(node, numbers, indices, count))
+
+
+def _counts(node: Node, end: Size) -> bool:
+    """Returns True if a node has the numbers from 0 to ``end``, in any shape."""
+    while node.target in {aten.unsqueeze.default, *_VIEWS, *_COPIES} or _is_whole(node):
+        node = node.all_input_nodes[0]
+    if node.target not in {aten.arange.default, aten.arange.start, aten.arange.start_step}:
+        return False
+    arguments = arguments_of(node)
+    last = arguments["end"]
+    last = _plain(value_of(last).node.expr) if isinstance(last, Node) else last
+    return bool(arguments.get("start", 0) == 0 and arguments.get("step", 1) == 1 and last == end)
+
+
+def _is_whole(node: Node) -> bool:
+    """Returns True if a slice leaves nothing out."""
+    if node.target is not aten.slice.Tensor:
+        return False
+    arguments = arguments_of(node)
+    return (
+        arguments.get("start") in {None, 0}
+        and arguments.get("end") in {None, _END}
+        and not arguments.get("step", 1) > 1
+    )
 
 
 def _operands(node: Node, row: Row) -> dict[Node, Row] | None:
@@ -287,7 +380,7 @@ def _of_moved(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
         dim = {first: second, second: first}.get(dim, dim)
     elif before[dim] != row.size:
         return None
-    return {source: Row(_product(before[:dim]), row.size, row.index)}
+    return _same_groups({source: Row(_product(before[:dim]), row.size, row.index)}, row)
 
 
 def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
@@ -303,7 +396,13 @@ def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
         if own[dim] != shape[axis.dim]:
             return None
         operands[operand] = Row(_product([*own[:dim], axis.outer]), row.size, row.index)
-    return operands or None
+    return _same_groups(operands, row) if operands else None
+
+
+def _same_groups(operands: dict[Node, Row], row: Row) -> dict[Node, Row] | None:
+    """Returns operands of which the same rows are needed; None if indices would be those of other groups."""
+    moved = isinstance(row.index, Chosen) and any(each.groups != row.groups for each in operands.values())
+    return None if moved else operands
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------
@@ -336,7 +435,7 @@ def _sizes(node: Node, row: Row) -> list[Any] | None:
     axis, shape = _axis(node, row), _shape(_tensor(node))
     sizes = list(arguments_of(node)["size"])
     sizes = [shape[dim] if size == -1 and isinstance(shape[dim], int) else size for dim, size in enumerate(sizes)]
-    sizes[axis.dim] = 1 if axis.is_plain else -1
+    sizes[axis.dim] = row.count if axis.is_plain else -1
     return sizes if sizes.count(-1) <= 1 else None
 
 

@@ -34,9 +34,11 @@ class Row:
 
     Attributes:
         encoding: The tokenizer's own result, with ids, offsets and so on (``tokenizers.Encoding``).
+        positions: Those that the task asks about, if it asks about single ones.
     """
 
     encoding: Any
+    positions: Sequence[int] = ()
 
     @staticmethod
     def of_tokens(ids: Sequence[int]) -> "Row":
@@ -256,7 +258,11 @@ class TextHandler(HubHandler):
         """Returns the model's inputs for one request's body."""
         tokenized = self.encoded([self.decode(part) for part in self.parts_of(body)])
         rows = [row for each in tokenized for row in self._rows_or_raise(each)]
-        return (), tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
+        return (), self.inputs(rows)
+
+    def inputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Returns the model's inputs for rows; see `tensors`."""
+        return tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
 
     @staticmethod
     def _rows_or_raise(tokenized: Rows | ItemError) -> Sequence[Row]:
@@ -365,7 +371,7 @@ class TextHandler(HubHandler):
         groups = self.groups(rows, self._openvino.config.openvino.batching.dims[LENGTH])
         for group in groups:
             # Tensors made in inference mode would have to be copied (`inputs.ordinary`).
-            batch = tensors([rows[i] for i in group], self.names, self._pad, self.tokenizer.pad_token_type_id)
+            batch = self.inputs([rows[i] for i in group])
             with torch.inference_mode():
                 outputs = self.model(**batch)
                 for index, position in enumerate(group):
@@ -374,9 +380,7 @@ class TextHandler(HubHandler):
 
     def run_eager(self, value: Rows) -> Any:
         """Runs the eager model on one input's rows."""
-        return self._openvino.eager_model(
-            **tensors(value.rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
-        )
+        return self._openvino.eager_model(**self.inputs(value.rows))
 
 
 def _positions(config: Any) -> int | None:

@@ -1,20 +1,27 @@
 """Fills the masked word of a text."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.errors import InvalidInputError, ItemError
+from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.hub import Part, text_of
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler
 
 # Each word comes with the whole text.
 _MOST = 1000
+# Masks of a text that one row of a call fills; almost all texts have one.
+_MASKS = 4
+_POSITIONS = "mask_positions"
 
 
 class MaskParameters(Parameters):
@@ -39,9 +46,24 @@ class Filled(Answer):
     """The text with it."""
 
 
+class MaskHead(Head):
+    """A language model that returns scores of words at some positions alone: the vocabulary is large."""
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None,
+        mask_positions: torch.Tensor | None = None,
+    ) -> Outputs:  # fmt: skip
+        """Runs the model on int64 tensors ``[batch, sequence]``; positions are ``[batch, masks]``."""
+        assert mask_positions is not None
+        (logits,) = super().forward(input_ids, attention_mask, token_type_ids)
+        rows = torch.arange(len(mask_positions), device=mask_positions.device)
+        return (logits[rows[:, None], mask_positions],)
+
+
 class FillMask(TextHandler):
     """The most probable words in place of the mask token."""
 
+    head = MaskHead
     task = "fill_mask"
     parameters = MaskParameters
     # For several masks, a list for each.
@@ -58,22 +80,43 @@ class FillMask(TextHandler):
             raise InvalidInputError(f"the text has no {mask}, the token that this model fills")
         return text
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[Any]:
-        """Returns ``[{score, token, token_str, sequence}]``; for several masks, a list of these for each."""
-        (row,), ((logits,),) = tokenized.rows, outputs
-        ids, mask = list(row.encoding.ids), self.tokenizer.mask_token_id
-        positions = [position for position, token in enumerate(ids) if token == mask]
+    def warmup_inputs(self) -> Sequence[WarmupInput]:
+        """Returns the inputs of the model, and the positions of masks."""
+        return [*super().warmup_inputs(), WarmupInput(name=_POSITIONS, shape=[_MASKS], dtype="int64")]
+
+    def inputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Returns the model's inputs for rows; where one has fewer masks, the last is repeated."""
+        positions = [[*row.positions, *[row.positions[-1]] * _MASKS][:_MASKS] for row in rows]
+        return {**super().inputs(rows), _POSITIONS: torch.tensor(positions, dtype=torch.int64)}
+
+    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+        """Returns the token sequence of each input, once for every few of its masks, or its refusal."""
+        return [
+            isolated(partial(self._by_masks, each)) if isinstance(each, Rows) else each
+            for each in super().encoded(parts)
+        ]
+
+    def _by_masks(self, tokenized: Rows) -> Rows:
+        (row,), mask, top_k = tokenized.rows, self.tokenizer.mask_token_id, tokenized.part.parameters.top_k
+        positions = [position for position, token in enumerate(row.encoding.ids) if token == mask]
         if not positions:
             raise InvalidInputError("the mask lies behind the text's last token that this model takes")
-        parameters = tokenized.part.parameters
-        if (words := len(positions) * parameters.top_k) > _MOST:
-            raise InvalidInputError(
-                f"{len(positions)} masks with top_k {parameters.top_k} are {words} words; the most is {_MOST}"
-            )
+        if (words := len(positions) * top_k) > _MOST:
+            raise InvalidInputError(f"{len(positions)} masks with top_k {top_k} are {words} words; the most is {_MOST}")
+        self.refuse_too_many(-(-len(positions) // _MASKS), f"groups of {_MASKS} masks")
+        starts = range(0, len(positions), _MASKS)
+        rows = [Row(row.encoding, positions[start : start + _MASKS]) for start in starts]
+        return replace(tokenized, rows=rows)
+
+    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[Any]:
+        """Returns ``[{score, token, token_str, sequence}]``; for several masks, a list of these for each."""
+        ids, parameters = list(tokenized.rows[0].encoding.ids), tokenized.part.parameters
+        positions = [position for row in tokenized.rows for position in row.positions]
+        logits = torch.cat([output for (output,) in outputs])
         targets = self._targets(parameters.targets)
         filled = []
-        for position in positions:
-            scores = torch.softmax(logits[position].float(), dim=-1)
+        for index, position in enumerate(positions):
+            scores = torch.softmax(logits[index].float(), dim=-1)
             scores = scores[targets] if targets is not None else scores
             best = torch.topk(scores, min(parameters.top_k, len(scores)))
             tokens = best.indices.tolist()
