@@ -220,7 +220,8 @@ class ServedArchive:
             await asyncio.wait(slots)
         self._slots.clear()
         self._processes.clear()
-        self._show()
+        # Nobody sets them later, if another version takes over.
+        self.show()
 
     def _refuse_all(self, reason: str) -> None:
         self._queue.clear()
@@ -273,7 +274,6 @@ class ServedArchive:
         logger.info("%s: worker %d (process %s) is READY", self.label, number, process.pid)
         self._on_change(f"{self.label}: worker {number} is READY")
         self._first_ends(None)
-        self._show()
 
     def _was_lost(self, number: int, error: Exception) -> None:
         first = self._first_end is not None and not self._first_end.done()
@@ -291,7 +291,6 @@ class ServedArchive:
             self._collector = None
         self._record(FORGET, "worker", 0, {"worker": str(process.pid)})
         self._notify()
-        self._show()
 
     async def _feed(self, process: WorkerProcess) -> None:
         """Passes requests on to a worker, until it ends or is not needed any more.
@@ -370,7 +369,6 @@ class ServedArchive:
         finally:
             self._collector = None
             self._notify()
-            self._show()
         if process.ended.done():
             self._put_back(batch)
             return []
@@ -439,7 +437,6 @@ class ServedArchive:
             self._start_workers()
             logger.info("%s: a request came, its workers start again", self.label)
         self._notify()
-        self._show()
 
     def _limit(self, pending: Pending) -> None:
         left = max(0.0, pending.arrived + self.settings.timeout - time.time())
@@ -460,7 +457,6 @@ class ServedArchive:
         with contextlib.suppress(ValueError):
             self._queue.remove(pending)
             pending.add(unavailable("the client hung up", pending.id), last=True) if pending.is_gone else None
-        self._show()
 
     def _leave(self, pending: Pending) -> None:
         self._drop(pending)
@@ -484,7 +480,8 @@ class ServedArchive:
             for each in value if kind == "histogram" else (value,):
                 self._record(kind, name, each, {**labels, **self._labels})
 
-    def _show(self) -> None:
+    def show(self) -> None:
+        """Sets its gauges, which are read from time to time, while they change with each request."""
         self._record("gauge", "openvino_waiting_requests", self.waiting, self._labels)
         ready = sum(each.is_ready for each in self._processes.values())
         self._record("gauge", "openvino_ready_workers", ready, self._labels)

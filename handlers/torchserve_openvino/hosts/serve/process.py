@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from torchserve_openvino.serving.requests.messages import HEALTH_HEADER, Envelop
 # --- `Pending`: a request in the front process, from its arrival to the last piece of its response ----------------
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Pending:
     """A request, and the response as it comes. It belongs to the event loop's thread.
 
@@ -49,7 +50,8 @@ class Pending:
     is_answered: bool = False
     on_gone: Callable[[], None] | None = None
     on_left: Callable[[], None] | None = None
-    _pieces: asyncio.Queue[Response | None] = field(default_factory=asyncio.Queue)
+    _pieces: deque[Response] = field(default_factory=deque)
+    _reader: asyncio.Future[None] | None = None
 
     @property
     def is_probe(self) -> bool:
@@ -72,10 +74,10 @@ class Pending:
         """Adds a piece of the response; nothing once the last one was added."""
         if self.is_answered:
             return
-        self._pieces.put_nowait(piece)
-        if last:
-            self.is_answered = True
-            self._pieces.put_nowait(None)
+        self._pieces.append(piece)
+        self.is_answered = last
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def hang_up(self) -> None:
         """Marks that nobody waits for the response any more."""
@@ -86,8 +88,13 @@ class Pending:
 
     async def pieces(self) -> AsyncIterator[Response]:
         """Yields the pieces as they come; the first has the status and type of the response."""
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            if self.is_answered:
+                return
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
 
 # --- `WorkerProcess`: the front process's side of one worker ------------------------------------------------------

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import json
+import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from torchserve_openvino.errors import (
     ItemError,
@@ -44,13 +45,25 @@ _STREAM = "text/event-stream"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 # A short wait for the end of an answer whose first piece is there; one that goes on is sent in pieces.
 _END_SECONDS = 0.005
+# Seconds after which a request is watched for its client's hanging up.
+_WATCH_SECONDS = 0.05
 # Seconds in which a request's body has to arrive.
 _BODY_SECONDS = 60.0
 # Seconds that a description waits for a worker's report.
 _REPORT_SECONDS = 10.0
 _PREDICT = ["GET", "POST", "PUT"]
+_PREDICTIONS = "/predictions/"
 
 Endpoint = Callable[[Request], Awaitable[Any]]
+
+if sys.version_info >= (3, 11):
+    _within = asyncio.timeout
+else:
+
+    @contextlib.asynccontextmanager
+    async def _within(seconds: float) -> AsyncIterator[None]:
+        with anyio.fail_after(seconds):
+            yield
 
 
 class PendingResponse:
@@ -66,7 +79,10 @@ class PendingResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the response."""
-        watch = asyncio.create_task(self._watch(receive))
+        # Most responses are there before a client hangs up; a task for each to see it takes as long as to read it.
+        watches: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(_WATCH_SECONDS, lambda: watches.append(loop.create_task(self._watch(receive))))
         pieces = self._model.answer(self._pending)
         try:
             first = await anext(pieces)
@@ -87,9 +103,11 @@ class PendingResponse:
                 await send({"type": "http.response.body", "body": piece.body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            late.cancel()
+            for watch in watches:
+                watch.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watch
             await pieces.aclose()  # type: ignore[attr-defined]
 
     async def _watch(self, receive: Receive) -> None:
@@ -116,8 +134,24 @@ class Site:
         self._registry, self._metrics, self._most_bytes = registry, metrics, most_bytes
         self.drains = False
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Returns the application."""
+        others, predict = self._others(), self._answering(self.predict)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            # Starlette's layers and routes take longer than all else that is done here for a request.
+            if scope["type"] == "http" and scope["path"].startswith(_PREDICTIONS) and scope["method"] in _PREDICT:
+                name, _, rest = scope["path"].removeprefix(_PREDICTIONS).partition("/")
+                scope["path_params"] = {"name": name, "rest": rest}
+                response = await predict(Request(scope, receive, send))
+                await response(scope, receive, send)
+            else:
+                await others(scope, receive, send)
+
+        return app
+
+    def _others(self) -> Starlette:
+        """Returns the application for all but predictions; of these, it refuses other methods."""
         routes = [
             Route("/ping", self._answering(self.ping)),
             Route("/metrics", self.metrics),
@@ -206,6 +240,8 @@ class Site:
 
     async def metrics(self, request: Request) -> HttpResponse:
         """Answers ``GET /metrics``."""
+        for each in self._registry:
+            each.show()
         text = await asyncio.to_thread(prometheus_client.generate_latest, self._metrics)
         return HttpResponse(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
@@ -282,7 +318,7 @@ class Site:
             model = self._registry.model(name, version)
         else:
             model, path = self._registry.model(name), rest
-        explains = request.url.path.startswith("/explanations/")
+        explains = request.scope["path"].startswith("/explanations/")
         return await self._answer(request, model, {PATH_HEADER: path, EXPLAIN_HEADER: str(explains)})
 
     async def infer(self, request: Request) -> Any:
@@ -318,7 +354,7 @@ class Site:
             raise PayloadTooLargeError(f"the request has {length} bytes; the most is {limit}")
         body = bytearray()
         try:
-            with anyio.fail_after(_BODY_SECONDS):
+            async with _within(_BODY_SECONDS):
                 async for chunk in request.stream():
                     body.extend(chunk)
                     if len(body) > self._most_bytes:

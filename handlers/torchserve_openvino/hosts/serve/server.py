@@ -133,7 +133,7 @@ async def _run(options: ServerOptions, report: Report) -> None:
     listener = _listening(options.host, options.port)
     config = uvicorn.Config(
         site.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        limit_concurrency=_MOST_CONNECTIONS, server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS, server_header=False, proxy_headers=False,
     )  # fmt: skip
     server = _Uvicorn(config)
     ended = asyncio.Event()
