@@ -131,7 +131,7 @@ def test_measuring_allocates_nothing_that_grows_with_a_loop() -> None:
     with collected.call([Request({})], 1, None) as call:
         for number in range(10_000):
             call.ran(number, number + 1)
-    assert set(vars(call)) == {"requests", "waits", "started", "_start", "_end", "_first", "_last", "_inference"}
+    assert all(len(kept) <= 1 for kept in vars(call).values() if hasattr(kept, "__len__"))
     assert call.seconds()["inference"] == pytest.approx(1e-5)
 
 
