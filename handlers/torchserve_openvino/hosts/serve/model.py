@@ -95,7 +95,7 @@ class ServedArchive:
             return "READY"
         if self._refused_because:
             return "failed"
-        if self._slots:
+        if self._slots and not self._ending.is_set():
             return "loading"
         return "idle" if self.loaded and not self._is_stopped else "ended"
 
