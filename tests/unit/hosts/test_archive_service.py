@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from encoder import build
+from network import NETWORK
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
@@ -26,15 +27,6 @@ from torchserve_openvino.hosts.batcher import Batcher
 from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
 
-NETWORK = """
-import torch
-class Hosted(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x):
-        return self.last(self.first(x).relu())
-"""
 CONFIG = """
 batchSize: 4
 maxBatchDelay: 50
@@ -80,7 +72,7 @@ ROW = [0.5, -1.0, 2.0, 0.1]
 def archive(folder: Path, name: str, handler: str = "tensor", config: str = CONFIG, *more: object) -> Path:
     (folder / "hosted_model.py").write_text(NETWORK)
     (folder / f"{name}.yaml").write_text(config)
-    torch.save(build(NETWORK, "Hosted").state_dict(), folder / "weights.pth")
+    torch.save(build(NETWORK, "Network").state_dict(), folder / "weights.pth")
     arguments = [
         *("--model-name", name, "--model-file", folder / "hosted_model.py"),
         *("--serialized-file", folder / "weights.pth", "--handler", handler),
@@ -110,7 +102,7 @@ def service(packed: Path, metrics: Counter[str]) -> Iterator[ArchiveService]:
 
 def expected(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     with torch.no_grad():
-        return build(NETWORK, "Hosted")(torch.tensor(rows))
+        return build(NETWORK, "Network")(torch.tensor(rows))
 
 
 def ask(batcher: Batcher, *bodies: Any, envelope: EnvelopeKind | None = None) -> list[Response]:
