@@ -2,13 +2,17 @@
 
 import io
 import logging
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from serving_worker import WARMUP, save_weights
+from ts.metrics.metric_type_enum import MetricTypes
 
 from torchserve_openvino.serving.metrics import WholeLines, keep_metrics_apart
+from torchserve_openvino.serving.torchserve.metrics import CachedMetrics
 
 
 @pytest.fixture
@@ -68,3 +72,31 @@ def test_a_line_that_is_not_complete_comes_with_flush() -> None:
     print(file=output)
     assert target.getvalue() == "a\nbc\n"
     assert not output.isatty() and output.writable()
+
+
+def test_a_known_metric_is_written_as_torchserve_writes_it(archive, caplog) -> None:
+    made = archive({"handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights, batch_size=4)
+    cache, ours = made.context.metrics, CachedMetrics(made.context.metrics)
+
+    def lines(record: Callable[[], None]) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            record()
+        return [re.sub(r"\d{10}", "NOW", each.getMessage()) for each in caplog.records]
+
+    for ids in ({0: "first"}, {0: "second", 1: "third"}, {}, {0: "fourth"}):
+        cache.set_request_ids(ids)
+        for kind, name, unit in (
+            ("gauge", "HandlerTime", "ms"),
+            ("counter", "openvino_recompiles_total", "count"),
+            # It has a dimension, which is an error that TorchServe logs.
+            ("counter", "openvino_tokens_total", "count"),
+        ):
+            got = lines(lambda kind=kind, name=name, unit=unit: ours.record(kind, name, 1.5, {}, unit))
+            expected = lines(
+                lambda kind=kind, name=name, unit=unit: cache.add_metric(
+                    name, 1.5, unit, dimensions=[], metric_type=MetricTypes(kind)
+                )
+            )
+            assert got == expected and len(got) == 1
+            assert all(each in got[0] for each in ids.values()) or "Failed to update" in got[0]

@@ -52,7 +52,9 @@ class CachedMetrics:
         self._cache.add_metric(name, value, unit=unit, dimensions=dimensions, metric_type=metric_type)
         if not labels and requests:
             metric = self._cache.get_metric(name, metric_type)
-            self._known[kind, name, unit] = metric, ",".join(map(str, dimensions))
+            # Otherwise TorchServe logs what is wrong with it, each time.
+            if [each.name for each in dimensions] == metric.dimension_names:
+                self._known[kind, name, unit] = metric, ",".join(map(str, dimensions))
 
 
 @dataclass(frozen=True)
