@@ -188,3 +188,18 @@ def test_samples_stay_in_the_archive(tmp_path: Path) -> None:
     for name in ("link", "loop", "../secret", str(tmp_path / "secret"), "a\0b"):
         with pytest.raises(ModelLoadError, match=r"warmup\.samples: "):
             read_samples(folder, [name])
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/outside.py", "a/../../outside.py", "a\\..\\outside.py", "link"])
+def test_links_and_paths_outside_are_not_unpacked(tmp_path: Path, name: str) -> None:
+    member = zipfile.ZipInfo(name)
+    if name == "link":
+        member.external_attr = 0o120777 << 16
+    path = packed(tmp_path / "net.mar", {})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(member, "/etc/passwd")
+    folder = tmp_path / "in" / "archive"
+    with pytest.raises(PackagingError, match="which is a link, or a path outside the archive"):
+        extract(path, folder)
+    assert "a link, or a path outside" in check(path)
+    assert not list(tmp_path.rglob("outside.py")) and not (folder / "link").exists()
