@@ -324,12 +324,11 @@ def _handler(case: Case, folder: Path) -> tuple[Any, list[torch.Tensor], Path]:
     return load_handler(unpacked), inputs, path
 
 
-def _raw(path: Path, inputs: list[torch.Tensor]) -> Callable[[], Any]:
+def _raw(path: Path, inputs: list[torch.Tensor], threads: int) -> Callable[[], Any]:
     """Returns a call of what `openvino.convert_model` makes of a file, with shapes as given."""
     model = ov.convert_model(torch.jit.load(str(path)), example_input=tuple(inputs))
     model.reshape({i: list(each.shape) for i, each in enumerate(inputs)})
-    # As many threads as the worker took for itself.
-    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
     compiled = ov.Core().compile_model(model, "CPU", config)
     request = compiled.create_infer_request()
     arrays = [each.numpy() for each in inputs]
@@ -381,12 +380,18 @@ def _figures(
     row["right"] = bool(row["difference"] <= TOLERANCE and row["coverage"] == 1.0 and not row["fallbacks"])
     if runs:
         calls: dict[str, Call] = {OURS: lambda: compiled(*inputs)}
+        # Before raw OpenVINO: a conversion that fails leaves the process several times slower.
+        times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
         try:
-            calls[RAW] = _raw(path, inputs)
+            # As many threads as the worker gave to OpenVINO; PyTorch itself got one, as it has nothing to do.
+            threads = int(report["config"]["threads"]["openvino_threads"])
+            torch.set_num_threads(threads)
+            calls[RAW] = _raw(path, inputs, threads)
             row["raw difference"] = _difference(calls[RAW](), expected)
         except Exception as error:
             row[f"{RAW} failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
-        times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
+        if RAW in calls:
+            times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
         row |= {f"{name} ms": times.median(name) for name in calls}
         # By itself: its threads keep spinning for a while, and would slow who comes next.
         script: dict[str, Call] = {SCRIPT: lambda: worker.eager_model(*inputs)}
