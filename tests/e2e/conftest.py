@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from network import make_network
 from torchserve_process import ROOT, TorchServeProcess, torchserve
+
+from network import make_network
 
 SERVER = pytest.StashKey[TorchServeProcess]()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from network import CONFIG, NETWORK
 from torchserve_process import handler_path
 
+from network import CONFIG, NETWORK
 from torchserve_openvino.packaging.archive import run_archiver
 
 READY_SECONDS = 120

@@ -16,10 +16,10 @@ import psutil
 import pytest
 import torch
 from commands import package
-from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_process import handler_path
 
 from hub_models import text_model
+from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_openvino.cli.reports.readiness import Server, not_ready
 from torchserve_openvino.packaging.archive import run_archiver
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 import yaml
 from commands import package
-from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_process import ROOT, handler_path
 
 from chat_models import eager_tokens, language_model, text_of
 from hub_models import text_model
+from network import CONFIG, NETWORK, free_port, make_network
 from torchserve_openvino.packaging.archive import run_archiver
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from commands import run
-from network import CONFIG, NETWORK
 from torchserve_process import TorchServeProcess, handler_path, loaded
 
+from network import CONFIG, NETWORK
 from torchserve_openvino.cli.reports.readiness import Server, not_ready
 
 

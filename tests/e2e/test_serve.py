@@ -20,10 +20,10 @@ import pytest
 import torch
 import yaml
 from commands import package, run
-from network import CONFIG, make_network
 from serve_process import ServeProcess, pack, serving
 from torchserve_process import ROOT
 
+from network import CONFIG, make_network
 from torchserve_openvino.cli.reports.readiness import Server, not_ready
 
 for needed in ("starlette", "uvicorn", "prometheus_client"):
@@ -280,9 +280,10 @@ def test_ready(server: ServeProcess) -> None:
     assert "503: 6 requests of sleeper 1.0 are waiting already (jobQueueSize)" in while_busy(7, 5.0)
 
 
-def test_mixed_requests_while_a_worker_is_killed(store: Path, weights: Path) -> None:
-    archive = pack(store / "load", "load", weights)
-    with serving([archive], store / "load", "--workers", "2") as running:
+@pytest.mark.parametrize(("count", "kills"), [(400, 1), pytest.param(10_000, 4, marks=pytest.mark.slow)])
+def test_mixed_requests_while_workers_are_killed(store: Path, weights: Path, count: int, kills: int) -> None:
+    archive = pack(store / f"load{count}", "load", weights)
+    with serving([archive], store / f"load{count}", "--workers", "2") as running:
         report = running.get("/models/load", params={"customized": "true"}).json()[0]["customizedMetadata"]
         assert report["config"]["threads"]["workers"] == 2
 
@@ -296,16 +297,23 @@ def test_mixed_requests_while_a_worker_is_killed(store: Path, weights: Path) -> 
         async def load() -> list[tuple[int, int]]:
             limits = httpx.Limits(max_connections=24)
             async with httpx.AsyncClient(trust_env=False, timeout=60, limits=limits) as client:
-                tasks = [asyncio.create_task(one(client, number)) for number in range(400)]
-                await asyncio.sleep(0.3)
-                pids = running.pids("load")
-                os.kill(pids[0], signal.SIGKILL)
+                tasks = [asyncio.create_task(one(client, number)) for number in range(count)]
+                for kill in range(kills):
+                    # By the answers, however fast the machine is.
+                    while sum(task.done() for task in tasks) < (kill + 0.5) * count / (kills + 1):
+                        await asyncio.sleep(0.01)
+                    # Those killed before start again meanwhile.
+                    while not (pids := await asyncio.to_thread(running.pids, "load")):
+                        await asyncio.sleep(0.1)
+                    os.kill(pids[kill % len(pids)], signal.SIGKILL)
                 return list(await asyncio.gather(*tasks))
 
-        statuses = Counter(status for number, status in asyncio.run(load()) if number % 5)
-        assert statuses[200] >= 300 and set(statuses) <= {200, 503}, statuses
-        # No more than those that its last call had.
-        assert statuses[503] <= 4
+        answers = asyncio.run(load())
+        assert len(answers) == count
+        assert {status for number, status in answers if number % 5 == 0} <= {400, 503}
+        statuses = Counter(status for number, status in answers if number % 5)
+        # No more than those that the last calls of those workers had.
+        assert set(statuses) <= {200, 503} and statuses[503] <= 4 * kills, statuses
         running.until(lambda: len(running.pids("load")) == 2)
 
 

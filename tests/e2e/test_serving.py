@@ -10,10 +10,11 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from network import NETWORK
 from PIL import Image
 from skimage import data
 from torchserve_process import handler_path, loaded, metric
+
+from network import NETWORK
 
 PHOTOS = {"chelsea": "Egyptian cat", "coffee": "espresso", "rocket": "missile"}
 

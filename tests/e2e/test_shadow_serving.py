@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from network import NETWORK
 from torchserve_process import TorchServeProcess, handler_path, loaded, metric
 
+from network import NETWORK
 from torchserve_openvino.serving.verification.shadow import read_mismatch
 
 CONFIG = """

@@ -4,8 +4,9 @@ import re
 import time
 
 import httpx
-from network import NETWORK
 from torchserve_process import TorchServeProcess, handler_path, loaded, metric
+
+from network import NETWORK
 
 CONFIG = """
 batchSize: 2

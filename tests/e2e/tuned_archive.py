@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import torch
 import yaml
-from network import NETWORK
 from torchserve_process import handler_path
+
+from network import NETWORK
 
 CONFIG = """
 # The service of numbers.
