@@ -163,16 +163,26 @@ class _Request:
 
     Attributes:
         request: The request.
-        inputs: By position, the memory of small inputs; None for others.
+        inputs: By position, the memory of small inputs; None for others. Empty before `keep`.
         outputs: The same of outputs.
     """
 
     __slots__ = ("inputs", "outputs", "request")
 
-    def __init__(self, compiled: ov.CompiledModel, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+    def __init__(self, compiled: ov.CompiledModel) -> None:
         self.request = compiled.create_infer_request()
-        self.inputs = [_kept(spec, position, self.request.set_input_tensor) for position, spec in enumerate(inputs)]
-        self.outputs = [_kept(spec, position, self.request.set_output_tensor) for position, spec in enumerate(outputs)]
+        self.inputs: list[torch.Tensor | None] = []
+        self.outputs: list[torch.Tensor | None] = []
+
+    def keep(self, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+        """Allocates the memory, at the first call: one that fails shows that a cached model is not what it should be.
+
+        Raises:
+            RuntimeError: The model has other shapes or types.
+        """
+        put_input, put_output = self.request.set_input_tensor, self.request.set_output_tensor
+        self.outputs = [_kept(spec, position, put_output) for position, spec in enumerate(outputs)]
+        self.inputs = [_kept(spec, position, put_input) for position, spec in enumerate(inputs)]
 
 
 def _kept(spec: ValueSpec, position: int, put: Callable[[int, ov.Tensor], None]) -> torch.Tensor | None:
@@ -236,11 +246,8 @@ class CompiledPartition:
         # which is the caller's: the next inference would write there. Such a request is used only once.
         self._once = not self._known_shapes and computed is not None and not all(computed)
         # Only where OpenVINO computes each output is no input's memory used for one.
-        self._kept_specs = (interface.inputs, self._outputs) if self._direct else ((), ())
-        self._requests: deque[_Request] = deque([] if self._once else [self._new_request()])
-
-    def _new_request(self) -> _Request:
-        return _Request(self.compiled, *self._kept_specs)
+        self._kept_specs = (interface.inputs, self._outputs) if self._direct else None
+        self._requests: deque[_Request] = deque([] if self._once else [_Request(compiled)])
 
     def run(self, args: Sequence[Any]) -> list[Any]:
         """Infers once.
@@ -258,11 +265,13 @@ class CompiledPartition:
         try:
             request = self._requests.pop()
         except IndexError:
-            request = self._new_request()
+            request = _Request(self.compiled)
         sizes = Sizes() if self._sized else None
         try:
             # Kept alive until infer() returns: the request holds raw pointers to the memory of contiguous copies.
             tensors = []
+            if self._kept_specs is not None and not request.outputs:
+                request.keep(*self._kept_specs)
             for position, (source, spec) in self._inputs:
                 if request.inputs and (tensor := request.inputs[position]) is not None:
                     _copy(args[source], tensor)
