@@ -4,6 +4,8 @@ import socket
 
 import torch
 
+from encoder import build
+
 NETWORK = """
 import torch
 class Network(torch.nn.Module):
@@ -25,10 +27,7 @@ handler: {openvino: {warmup: {inputs: [{shape: [4]}]}}}
 
 def make_network() -> torch.nn.Module:
     """The network with fixed weights."""
-    namespace: dict[str, type[torch.nn.Module]] = {}
-    exec(NETWORK, namespace)
-    torch.manual_seed(0)
-    return namespace["Network"]().eval()
+    return build(NETWORK, "Network")
 
 
 def free_port() -> int:

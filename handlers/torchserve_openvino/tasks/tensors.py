@@ -43,7 +43,6 @@ _KEY = "handler.openvino.tensor.max_bytes"
 # NumPy's kinds of bools, integers, floats and complex numbers.
 _NPY_KINDS = frozenset("biufc")
 _LARGEST = 2**63 - 1
-_ONE_OUTPUT = {"output"}
 # A digit, and what separates it from the next number.
 _LEAST_BYTES = 2
 KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()}
@@ -291,7 +290,7 @@ def render(
         answer: dict[str, Any] = {"model_name": model_name, "outputs": [_to_kserve(*pair) for pair in outputs.items()]}
         return answer if request.request_id is None else {**answer, "id": request.request_id}
     lists = {name: tensor.tolist() for name, tensor in outputs.items()}
-    return lists["output"] if lists.keys() == _ONE_OUTPUT else lists
+    return lists["output"] if list(lists) == ["output"] else lists
 
 
 def _to_npy(outputs: Mapping[str, torch.Tensor]) -> bytes:

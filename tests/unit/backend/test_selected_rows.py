@@ -209,12 +209,18 @@ OF_ALL: dict[str, tuple[Callable[..., Any], Tensor]] = {
     "the same for each group": (lambda x, rows: layer(x)[:, rows], LAST),
     "of elements": (lambda x, rows: layer(x)[numbers(x), :, rows], LAST),
     "each pair": (lambda x, rows: layer(x)[numbers(x)[:, None], rows[None]], LAST),
+    "of numbers that were rounded": (lambda x, rows: _rounded(x, rows), LAST),
     "with a value for each row": (lambda x, rows: (layer(x) + x[:1])[numbers(x), rows], LAST),
     "of rows that come first": (lambda x, rows: layer(x).transpose(0, 1)[numbers(x[0]), rows], torch.arange(ROWS) % 2),
     "as many as there are": (lambda x, rows: layer(x)[numbers(x)[:, None], rows.repeat(1, 2)], SOME),
     "chosen twice": (lambda x, rows: layer(x)[numbers(x), rows] - layer(x)[numbers(x), rows + 1], LAST),
     "and their mean": (lambda x, rows: _chosen_and_mean(layer(x), rows), LAST),
 }  # fmt: skip
+
+
+def _rounded(x: Tensor, rows: Tensor) -> Tensor:
+    many = torch.sin(x.repeat(145, 1, 1) * torch.arange(1.0, 291.0)[:, None, None])
+    return layer(many)[numbers(many).bfloat16().long(), rows.repeat(145)]
 
 
 def _chosen_and_mean(hidden: Tensor, rows: Tensor) -> Tensor:
@@ -326,6 +332,19 @@ def test_chosen_positions_are_as_in_eager(dynamic: bool) -> None:
         with torch.no_grad(), compiled.poisoned():
             assert_same(compiled(x), model(x))
     assert compiled.report.summary.coverage == 1.0
+
+
+def test_a_chosen_row_that_is_not_there_is_eager_s_error() -> None:
+    def model(x: Tensor, rows: Tensor) -> Tensor:
+        return layer(x)[torch.arange(len(x)), rows]
+
+    of.weight, of.bias = WEIGHT, BIAS
+    compiled, x = tov.compile(model, dynamic=False, options={"min_partition_us": 0}), values(BATCH, ROWS, WIDTH)
+    for rows in ([0, ROWS - 1], [-1, -ROWS]):
+        assert_same(compiled(x, torch.tensor(rows)), model(x, torch.tensor(rows)))
+    for rows in ([0, ROWS], [-ROWS - 1, 0]):
+        with pytest.raises(IndexError, match="out of bounds"):
+            compiled(x, torch.tensor(rows))
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])

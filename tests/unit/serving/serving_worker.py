@@ -9,30 +9,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import nn
 from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
-from encoder import build
+from network import NETWORK
+from network import make_network as network
 
 METRICS = Path(__file__).resolve().parents[3] / "model-config" / "metrics.yaml"
 
-NETWORK = """
-import torch
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(4, 8), torch.nn.Linear(8, 3)
-    def forward(self, x):
-        return self.last(self.first(x).relu())
-"""
 WARMUP = {"inputs": [{"shape": [4]}]}
 ROWS = [[0.5, -1.0, 2.0, 0.1]]
-
-
-def network() -> nn.Module:
-    """Returns `NETWORK` with fixed weights."""
-    return build(NETWORK, "Network")
 
 
 def expected(rows: list[list[float]] = ROWS) -> torch.Tensor:

@@ -162,15 +162,15 @@ class _Request:
     """An infer request, and the memory that it keeps for small tensors.
 
     Attributes:
-        request: The request.
+        own: OpenVINO's object.
         inputs: By position, the memory of small inputs; None for others. Empty before `keep`.
         outputs: The same of outputs.
     """
 
-    __slots__ = ("inputs", "outputs", "request")
+    __slots__ = ("inputs", "outputs", "own")
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
-        self.request = compiled.create_infer_request()
+        self.own = compiled.create_infer_request()
         self.inputs: list[torch.Tensor | None] = []
         self.outputs: list[torch.Tensor | None] = []
 
@@ -180,7 +180,7 @@ class _Request:
         Raises:
             RuntimeError: The model has other shapes or types.
         """
-        put_input, put_output = self.request.set_input_tensor, self.request.set_output_tensor
+        put_input, put_output = self.own.set_input_tensor, self.own.set_output_tensor
         self.outputs = [_kept(spec, position, put_output) for position, spec in enumerate(outputs)]
         self.inputs = [_kept(spec, position, put_input) for position, spec in enumerate(inputs)]
 
@@ -196,7 +196,7 @@ def _kept(spec: ValueSpec, position: int, put: Callable[[int, ov.Tensor], None])
     return memory
 
 
-def _copy(value: Any, memory: torch.Tensor) -> None:
+def _copy(value: Any, spec: ValueSpec, memory: torch.Tensor) -> None:
     """Copies an argument to the memory that a request keeps for it.
 
     Raises:
@@ -210,7 +210,7 @@ def _copy(value: Any, memory: torch.Tensor) -> None:
         memory.copy_(value.detach())
     else:
         # A subclass may run anything for an operator.
-        array_over(memory)[...] = array_over(value.detach().resolve_neg().contiguous())
+        array_over(memory)[...] = array_over(_contiguous(value, spec))
 
 
 class CompiledPartition:
@@ -274,16 +274,16 @@ class CompiledPartition:
                 request.keep(*self._kept_specs)
             for position, (source, spec) in self._inputs:
                 if request.inputs and (tensor := request.inputs[position]) is not None:
-                    _copy(args[source], tensor)
+                    _copy(args[source], spec, tensor)
                 else:
                     tensor = _contiguous(args[source], spec)
-                    request.request.set_input_tensor(position, wrap(tensor, spec))
+                    request.own.set_input_tensor(position, wrap(tensor, spec))
                 if sizes is not None and spec.symbols:
                     sizes.learn(spec, tensor)
                 tensors.append(tensor)
             if sizes is not None or self._bounded:
                 _check_limits(tensors, self._limits, sizes)
-            results = self._infer_direct(request) if self._direct else self._infer_copied(request.request, sizes)
+            results = self._infer_direct(request) if self._direct else self._infer_copied(request.own, sizes)
         finally:
             if not self._once:
                 self._requests.append(request)
@@ -301,13 +301,13 @@ class CompiledPartition:
         for position, (spec, kept) in enumerate(zip(self._outputs, request.outputs, strict=True)):
             if kept is None:
                 result = self._memory.new(spec)
-                request.request.set_output_tensor(position, wrap(result, spec))
+                request.own.set_output_tensor(position, wrap(result, spec))
             else:
                 result = self._memory.prepared(kept)
             results.append(result)
         if self._checks:
             results[-1].zero_()
-        self._infer(request.request)
+        self._infer(request.own)
         kept_outputs = zip(results, request.outputs, strict=True)
         return [result if kept is None else kept.clone() for result, kept in kept_outputs]
 

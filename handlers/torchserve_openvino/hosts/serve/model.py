@@ -199,6 +199,8 @@ class ServedArchive:
         await self._end_workers(grace)
         self._refuse_all("the server stops")
         self._is_stopped = True
+        # Nobody sets its gauges later, if another version has taken over.
+        self.show()
         await asyncio.to_thread(self._scratch.cleanup)
 
     async def rest(self) -> None:
@@ -220,8 +222,6 @@ class ServedArchive:
             await asyncio.wait(slots)
         self._slots.clear()
         self._processes.clear()
-        # Nobody sets them later, if another version takes over.
-        self.show()
 
     def _refuse_all(self, reason: str) -> None:
         self._queue.clear()

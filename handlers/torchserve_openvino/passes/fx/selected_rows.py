@@ -33,6 +33,8 @@ _PRODUCTS = {
     aten.linear.default: "input",
 }
 _END = torch.iinfo(torch.int64).max
+# Others are masks, or may round numbers.
+_INDICES = frozenset({torch.int32, torch.int64})
 # A number, or a sympy expression: these compare without a guard.
 Size = Any
 
@@ -273,7 +275,7 @@ def _chosen(node: Node) -> Row | None:
         return None
     (numbers, indices), shape = places, _shape(value_of(source))
     shapes = [_shape(value_of(each)) for each in places]
-    if len(shape) < 3 or value_of(indices).dtype is torch.bool:
+    if len(shape) < 3 or value_of(indices).dtype not in _INDICES:
         return None
     groups, size = shape[:2]
     count = shapes[1][1] if len(shapes[1]) == 2 else 1
@@ -287,9 +289,11 @@ def _chosen(node: Node) -> Row | None:
 
 def _counts(node: Node, end: Size) -> bool:
     """Returns True if a node has the numbers from 0 to ``end``, in any shape."""
-    while node.target in {aten.unsqueeze.default, *_VIEWS, *_COPIES} or _is_whole(node):
+    moves = {aten.unsqueeze.default, *_VIEWS, *_COPIES}
+    while value_of(node).dtype in _INDICES and (node.target in moves or _is_whole(node)):
         node = node.all_input_nodes[0]
-    if node.target not in {aten.arange.default, aten.arange.start, aten.arange.start_step}:
+    is_range = node.target in {aten.arange.default, aten.arange.start, aten.arange.start_step}
+    if not is_range or value_of(node).dtype not in _INDICES:
         return False
     arguments = arguments_of(node)
     last = arguments["end"]

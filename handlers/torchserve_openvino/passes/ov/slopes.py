@@ -23,8 +23,8 @@ _ABOVE, _BELOW = frozenset({"Greater", "GreaterEqual"}), frozenset({"Less", "Les
 def join_slopes(model: ov.Model, _: PassContext) -> None:
     """Replaces such selections with PRelu, in place."""
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Select" and (found := _rectified(node)) is not None:
-            value, factor = found
+        if node.get_type_name() == "Select" and (rectified := _rectified(node)) is not None:
+            value, factor = rectified
             slopes = ops.reshape(factor, int64([-1]), special_zero=False)
             put_behind(node.output(0), partial(_with_slopes, value, slopes))
 

@@ -181,7 +181,7 @@ class RowRunner:
         assert self.sizes is not None
         fit = self.sizes[bisect.bisect_left(self.sizes, rows) :]
         ran = self._ran[shape] if shape in self._warm else ()
-        return fit[0] if fit[0] in ran else next((size for size in fit if size in ran), fit[0])
+        return next((size for size in fit if size in ran), fit[0])
 
 
 def _rest_of(leaves: Sequence[torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype], ...]:

@@ -16,7 +16,7 @@ from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
 from torchserve_openvino.tasks.standard.classes import TeiPredict
 from torchserve_openvino.tasks.standard.form import Endpoint
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler, tensors
+from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
 
 # --- explains a model's score for a text by its tokens, with integrated gradients, in eager PyTorch ---------------
 # Sundararajan et al., "Axiomatic Attribution for Deep Networks" (2017), over the embeddings of the tokens. TorchServe's
@@ -148,7 +148,7 @@ class TextClassifier(TextHandler):
     def _attributed(self, value: Rows) -> dict[str, Any]:
         (row,), parameters = value.rows, value.part.parameters
         model, encoding = self._openvino.eager_model.model, row.encoding
-        inputs = tensors([row], self.names, self._pad)
+        inputs = self.inputs([row])
         target = self._target(parameters.target)
         if target is None:
             with torch.no_grad():
