@@ -52,6 +52,14 @@ def test_benchmark_handler(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_benchmark_tracing(tmp_path: Path) -> None:
+    figures = tmp_path / "tracing.json"
+    assert "tracing: true" in run("benchmarks/tracing.py", "--runs", "10", "--warmup", "1", "--json", str(figures))
+    result = json.loads(figures.read_text())
+    assert result["ratio"] > 0 and result["first_export_bytes"] > 0
+
+
+@pytest.mark.slow
 def test_benchmark_shadow(tmp_path: Path) -> None:
     figures = tmp_path / "shadow.json"
     arguments = ("--blocks", "3", "--requests", "20", "--share", "0.2", "--budget", "1", "--json", str(figures))
