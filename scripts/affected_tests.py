@@ -52,7 +52,7 @@ def main(
     found = {test: way for test in _tests() if (way := _way(test, changed)) is not None}
     table = Table("test", "reaches", "through")
     for test, way in found.items():
-        table.add_row(test, way[-1], " > ".join(Path(each).stem for each in way[1:-1]) or "-")
+        table.add_row(test, way[-1], " > ".join(Path(file).stem for file in way[1:-1]) or "-")
     Console(stderr=only_files).print(table)
     if only_files:
         print(*found, sep="\n")
@@ -86,10 +86,10 @@ def _way(test: str, changed: set[str]) -> list[str] | None:
             while came_from[way[-1]]:
                 way.append(came_from[way[-1]])
             return way[::-1]
-        for each in _reached(here):
-            if each not in came_from:
-                came_from[each] = here
-                waiting.append(each)
+        for file in _reached(here):
+            if file not in came_from:
+                came_from[file] = here
+                waiting.append(file)
     return None
 
 
@@ -105,7 +105,7 @@ def _reached(file: str) -> tuple[str, ...]:
         found |= dict.fromkeys(name for name in _others() if _is_named(Path(name), text))
         found |= dict.fromkeys(_conftests(path))
         if "e2e" in path.parts:
-            found |= dict.fromkeys(each for name in _SERVED for each in _files_of(name, path.parent))
+            found |= dict.fromkeys(file for name in _SERVED for file in _files_of(name, path.parent))
     found.pop(file, None)
     return tuple(found)
 
@@ -165,7 +165,7 @@ def _homes() -> dict[str, str]:
 def _files_of(module: str, beside: Path) -> Iterator[str]:
     """Yields the files that importing a module runs."""
     parts = module.split(".")
-    for source in (beside, *(ROOT / each for each in _SOURCES)):
+    for source in (beside, *(ROOT / source for source in _SOURCES)):
         for count in range(1, len(parts) + 1):
             place = source.joinpath(*parts[:count])
             for path in (place.with_suffix(".py"), place / "__init__.py"):

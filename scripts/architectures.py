@@ -70,7 +70,7 @@ def main(
     architectures.py --source timm --seconds 600 --json; architectures.py --log all.jsonl --write
     """
     warnings.filterwarnings("ignore")
-    properties = dict(_pair(each) for each in property or [])
+    properties = dict(_pair(text) for text in property or [])
     listed, chosen = _chosen(only, source, sample), _cases(heads, cases, threads, sample)
     made = _run(listed, chosen, properties, results.Log(log), jobs, seconds, limit)
     _print(made)
@@ -89,11 +89,11 @@ def _chosen(only: str, source: str, sample: bool) -> list[Architecture]:
     for reason in reasons.values():
         console.print(f"Left out: {reason}", markup=False, highlight=False)
     names = [name for name in only.split(",") if name] or (list(NAMES) if sample else [])
-    if unknown := sorted(set(names) - {each.name for each in listed}):
+    if unknown := sorted(set(names) - {architecture.name for architecture in listed}):
         raise typer.BadParameter(f"there is no architecture {unknown[0]!r}", param_hint="--only")
     # Those of the sample come first.
-    listed.sort(key=lambda each: each.name not in NAMES)
-    return [each for each in listed if not names or each.name in names]
+    listed.sort(key=lambda architecture: architecture.name not in NAMES)
+    return [architecture for architecture in listed if not names or architecture.name in names]
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -129,10 +129,10 @@ def _run(
     dicts = [case.to_dict() for case in chosen]
     # The first case of all comes before the second of any.
     tasks = [
-        {"architecture": vars(each), "cases": dicts, "number": number, "properties": properties}
+        {"architecture": vars(architecture), "cases": dicts, "number": number, "properties": properties}
         for number, case in enumerate(chosen)
-        for each in listed
-        if (each, case) not in known
+        for architecture in listed
+        if (architecture, case) not in known
     ]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

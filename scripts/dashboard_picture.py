@@ -116,7 +116,7 @@ def asked(url: str, panel: Mapping[str, Any], job: str, start: float, end: float
         for series in answer.json()["data"]["result"]:
             name = ", ".join(series["metric"].values()) or panel["title"]
             times, values = zip(*series["values"], strict=True)
-            found[name] = ([each - start for each in times], [float(value) for value in values])
+            found[name] = ([moment - start for moment in times], [float(value) for value in values])
     return found
 
 

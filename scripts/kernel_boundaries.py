@@ -65,9 +65,10 @@ def main(
     else:
         Console().print(_table(edges))
     _print_changes(edges, {(name, hint) for name in names for hint in hints})
-    for each in wrong:
+    for boundary in wrong:
         console.print(
-            f"WRONG: {each.form}, {each.precision}, size {each.size}: {each.error:.2g} of the largest value",
+            f"WRONG: {boundary.form}, {boundary.precision}, size {boundary.size}: "
+            f"{boundary.error:.2g} of the largest value",
             style="red",
         )
     if write:

@@ -25,7 +25,7 @@ def handler_of(task: str) -> Any:
     """Returns the class of a task's entrypoint."""
     path = handlers()[task]
     module = importlib.import_module(f"torchserve_openvino.entrypoints.{path.parent.name}.{task}")
-    (found,) = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    (found,) = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
     return found
 
 

@@ -120,8 +120,8 @@ def _write_durations(cases: list[ET.Element]) -> None:
         name = "::".join([_file(case), *inner, case.get("name", "").partition("[")[0]])
         seconds[name].append(float(case.get("time", 0)))
     known = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
-    known = {name: each for name, each in known.items() if (ROOT / name.partition("::")[0]).exists()}
-    known |= {name: round(sum(each) / len(each), 2) for name, each in seconds.items()}
+    known = {name: item for name, item in known.items() if (ROOT / name.partition("::")[0]).exists()}
+    known |= {name: round(sum(times) / len(times), 2) for name, times in seconds.items()}
     DURATIONS.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -51,7 +51,7 @@ def drawn(answer: Any, photo: Image.Image) -> tuple[Image.Image, Rows] | None:
 
 def _is_detection(answer: Any) -> bool:
     return isinstance(answer, list) and bool(answer) and all(
-        isinstance(each, dict) and "score" in each and _box(each) is not None for each in answer
+        isinstance(item, dict) and "score" in item and _box(item) is not None for item in answer
     )  # fmt: skip
 
 
@@ -101,11 +101,11 @@ def _boxes(answer: Rows, photo: Image.Image) -> tuple[Image.Image, Rows]:
     picture, factor = _enlarged(photo)
     picture = picture.copy()
     draw, font = ImageDraw.Draw(picture), _font(picture)
-    named = [(*(_box(each) or ("", [])), float(each["score"])) for each in answer]
+    named = [(*(_box(item) or ("", [])), float(item["score"])) for item in answer]
     colors = {name: _color(i) for i, name in enumerate(dict.fromkeys(name for name, _, _ in named))}
     width = max(2, max(picture.size) // 300)
     # The surest last, on top of the others; labels on top of all boxes.
-    upwards = sorted(named, key=lambda each: each[2])
+    upwards = sorted(named, key=lambda entry: entry[2])
     for name, box, _ in upwards:
         left, top, right, bottom = (side * factor for side in box)
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colors[name], width=width)

@@ -21,18 +21,18 @@ def show(value: Any, console: Console) -> None:
         value: The answer, parsed from JSON.
         console: Where to print.
     """
-    if isinstance(value, dict) and value and all(_is_number(each) for each in value.values()):
+    if isinstance(value, dict) and value and all(_is_number(item) for item in value.values()):
         table([{"label": name, "score": number} for name, number in value.items()], console)
     elif isinstance(value, dict):
         table([value], console)
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+    elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         table(value, console)
-    elif isinstance(value, list) and value and all(_is_number(each) for each in value):
+    elif isinstance(value, list) and value and all(_is_number(item) for item in value):
         console.print(_cell(value))
     elif isinstance(value, list) and value:
-        for number, each in enumerate(value):
+        for number, item in enumerate(value):
             console.rule(str(number), align="left")
-            show(each, console)
+            show(item, console)
     else:
         console.print(_cell(value), markup=False)
 
@@ -49,7 +49,7 @@ def table(rows: list[dict[str, Any]], console: Console) -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    if isinstance(value, list) and all(_is_number(each) for each in value) and value:
+    if isinstance(value, list) and all(_is_number(item) for item in value) and value:
         shown = ", ".join(map(_cell, value[:_FEW]))
         return f"{len(value)} numbers: {shown}, ..." if len(value) > _FEW else f"[{shown}]"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

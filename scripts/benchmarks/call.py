@@ -95,8 +95,8 @@ CONTENDERS: dict[str, Callable[[BenchModel, str], tuple[Call, str]]] = {
 def worst_difference(answer: Any, expected: list[torch.Tensor]) -> float:
     """Greatest absolute difference; NaN if any value is NaN."""
     pairs = zip(tensors(answer), expected, strict=True)
-    each = [float((a.float() - b.float()).abs().max()) for a, b in pairs]
-    return float("nan") if any(map(math.isnan, each)) else max(each)
+    differences = [float((a.float() - b.float()).abs().max()) for a, b in pairs]
+    return float("nan") if any(map(math.isnan, differences)) else max(differences)
 
 
 def measure(

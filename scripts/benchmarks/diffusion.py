@@ -131,7 +131,7 @@ def show(result: Mapping[str, Any]) -> None:
     picture = result["picture"]
     whole = (picture[f"{EAGER}_s"] * 1e3, picture[f"{OURS}_s"] * 1e3, result["speedup"])
     rows = [("picture", *whole)]
-    rows += [(name, *each.values()) for name, each in result["components"].items()]
+    rows += [(name, *component.values()) for name, component in result["components"].items()]
     cells = [(name, f"{eager:.1f}", f"{ours:.1f}", f"{ratio:.2f}") for name, eager, ours, ratio in rows]
     title = f"{result['size']}, {result['steps']} steps, width {result['width']}, f32"
     out = output.results()

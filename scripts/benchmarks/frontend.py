@@ -112,8 +112,8 @@ def main(
         for turn, kind in itertools.product(range(servers), kinds):
             ends[kind].append(_one_server(Path(folder), kind, requests, kills))
             output.progress.print(f"{kind}, server {turn + 1} of {servers}: {dict(ends[kind][-1])}")
-    totals = {kind: sum(each, Counter[str]()) for kind, each in ends.items()}
-    lost = {kind: sum(one["lost"] > 0 for one in each) for kind, each in ends.items()}
+    totals = {kind: sum(counts, Counter[str]()) for kind, counts in ends.items()}
+    lost = {kind: sum(one["lost"] > 0 for one in counts) for kind, counts in ends.items()}
     found = {kind: {"requests": n.total(), "servers_that_lost": lost[kind], **n} for kind, n in totals.items()}
     rows = [(kind, *map(str, (n.total(), n["200"], n["lost"], lost[kind]))) for kind, n in totals.items()]
     output.results().print(

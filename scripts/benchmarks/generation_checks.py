@@ -120,7 +120,7 @@ def first(work: Path, count: int) -> dict[str, Any]:
 def _memory(pid: int) -> float:
     """Resident memory of a process and its children, in MB."""
     process = psutil.Process(pid)
-    return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)]) / 1e6
+    return sum(member.memory_info().rss for member in [process, *process.children(recursive=True)]) / 1e6
 
 
 class _Soak:
@@ -237,8 +237,8 @@ def kill(work: Path, count: int) -> dict[str, Any]:
             run.killed = time.monotonic()
             one.server.wait_replaced("kill", pids[-1])
             waited.append(time.monotonic() - run.killed)
-        for each in asked:
-            each.result()
+        for request in asked:
+            request.result()
         _wait_until_idle(one)
         pids.append(one.describe()["pid"])
     return {

@@ -120,7 +120,7 @@ def main(
 
 
 def _write_json(path: Path | None, effects: dict[str, dict[str, Interval | str]]) -> None:
-    plain = {name: {key: vars(each) if isinstance(each, Interval) else each for key, each in found.items()}
+    plain = {name: {key: vars(item) if isinstance(item, Interval) else item for key, item in found.items()}
              for name, found in effects.items()}  # fmt: skip
     output.write_json(path, {"machine": machine(usable_cores()), "effects": plain})
 

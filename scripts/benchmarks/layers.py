@@ -128,7 +128,7 @@ def main(
     cells = [(t.layer, f"{t.eager:.3f}", f"{t.openvino:.3f}", f"{t.ratio:.2f}", f"{t.coverage:.0%}") for t in timings]
     columns = ("layer", "eager ms", "OpenVINO ms", "times faster", "coverage")
     output.results().print(output.table("", columns, cells))
-    output.write_json(json_path, {"layers": [asdict(each) for each in timings]})
+    output.write_json(json_path, {"layers": [asdict(timing) for timing in timings]})
 
 
 if __name__ == "__main__":

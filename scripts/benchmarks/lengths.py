@@ -85,7 +85,7 @@ def main(
     calls -= calls % 4
     cells, figures = [], []
     context = multiprocessing.get_context("spawn")
-    wanted = [int(each) for each in capacities.split(",")]
+    wanted = [int(capacity) for capacity in capacities.split(",")]
     for capacity in track(wanted, "contenders", console=output.progress, disable=not sys.stderr.isatty()):
         with ProcessPoolExecutor(1, mp_context=context) as own_process:
             arguments = (capacity, calls, longest, layers, width)

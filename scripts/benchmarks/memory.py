@@ -178,7 +178,7 @@ def measured(name: str, buckets: list[int], length: int, cache: Path) -> dict[st
 
 def speed(buckets: list[int], length: int, runs: int) -> Table:
     """Times one graph for all sizes against one graph per size: medians in ms, interleaved."""
-    one_graph, each = (handler(buckets, length, one, None) for one in (True, False))
+    one_graph, several_graphs = (handler(buckets, length, one, None) for one in (True, False))
     cells = []
     for size in buckets:
         ids = torch.ones(size, length, dtype=torch.long)
@@ -187,7 +187,7 @@ def speed(buckets: list[int], length: int, runs: int) -> Table:
             return lambda: entry.model(input_ids=ids, attention_mask=ids)
 
         with torch.no_grad():
-            times = interleave({"one": call(one_graph), "each": call(each)}, runs)
+            times = interleave({"one": call(one_graph), "each": call(several_graphs)}, runs)
         medians = (f"{times.median(name):.2f}" for name in ("one", "each"))
         cells.append((str(size), *medians, output.number(times.ratio("one", "each"), ".3f")))
     columns = ("batch", "one graph, ms", "one for each, ms", "one / each")

@@ -149,7 +149,7 @@ def measure(name: str, turns: int, threads: int) -> Timing:
     with torch.inference_mode():
         interleave(calls, 2)
         times = interleave(calls, turns).milliseconds
-    eager, openvino = (min(times[each]) for each in ("eager", "openvino"))
+    eager, openvino = (min(times[contender]) for contender in ("eager", "openvino"))
     return Timing(name, eager, openvino, openvino / eager, compiled.report.summary.coverage)
 
 
@@ -172,7 +172,7 @@ def main(
     ]
     columns = ("operator", "eager ms", "OpenVINO ms", "times slower", "coverage")
     output.results().print(output.table("", columns, cells))
-    output.write_json(json_path, {"operators": [asdict(each) for each in timings]})
+    output.write_json(json_path, {"operators": [asdict(timing) for timing in timings]})
 
 
 if __name__ == "__main__":

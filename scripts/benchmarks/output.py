@@ -109,8 +109,8 @@ def chosen_by_prefix(text: str, known: Iterable[str], option: str) -> list[str]:
     Raises:
         typer.BadParameter: No name begins with a prefix.
     """
-    names, prefixes = list(known), tuple(each.strip() for each in text.split(",") if each.strip())
-    if unknown := [each for each in prefixes if not any(name.startswith(each) for name in names)]:
+    names, prefixes = list(known), tuple(prefix.strip() for prefix in text.split(",") if prefix.strip())
+    if unknown := [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names)]:
         message = f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}"
         raise typer.BadParameter(message, param_hint=option)
     return [name for name in names if not prefixes or name.startswith(prefixes)]

@@ -48,8 +48,8 @@ def calibration(model: BenchModel, count: int = 32) -> list[Sample]:
         from torchserve_openvino.config.sections.tasks import ImageSection
         from torchserve_openvino.tasks.images import to_tensor
 
-        found = [to_tensor(each.data, ImageSection())[None] for each in photos.load()]
-        return [Sample("", ((), {name: each})) for each in found]
+        found = [to_tensor(photo.data, ImageSection())[None] for photo in photos.load()]
+        return [Sample("", ((), {name: tensor})) for tensor in found]
     return [Sample("", ((), {name: torch.randn_like(model.kwargs[name])})) for _ in range(count)]
 
 
@@ -78,7 +78,7 @@ def raw(converted: Any, model: BenchModel) -> tuple[Call, Any]:
     request = compiled.create_infer_request()
 
     def call(kwargs: dict[str, torch.Tensor] = model.kwargs) -> list[torch.Tensor]:
-        result = request.infer([each.numpy() for each in kwargs.values()], share_inputs=True, share_outputs=True)
+        result = request.infer([kwarg.numpy() for kwarg in kwargs.values()], share_inputs=True, share_outputs=True)
         return [torch.from_numpy(result[port]) for port in compiled.outputs]
 
     return call, call
@@ -120,7 +120,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     }
     if name != INT4:
         contenders[RAW_F32] = raw(convert(model.module, model), model)
-        data = nncf.Dataset([[each.numpy() for each in sample.inputs[1].values()] for sample in samples])
+        data = nncf.Dataset([[tensor.numpy() for tensor in sample.inputs[1].values()] for sample in samples])
         kind = nncf.ModelType.TRANSFORMER if name == "minilm" else None
         own = nncf.quantize(convert(model.module, model), data, model_type=kind, subset_size=len(samples))
         contenders[RAW_OWN] = raw(own, model)

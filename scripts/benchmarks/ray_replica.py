@@ -75,7 +75,9 @@ class Deployed:
     def reports(self) -> dict[str, dict[str, Any]]:
         """Returns the report of each replica that is READY."""
         answer = httpx.get(self._url, trust_env=False, timeout=60)
-        return {each["replica"]: each for each in answer.json()} if answer.status_code == httpx.codes.OK else {}
+        return (
+            {replica["replica"]: replica for replica in answer.json()} if answer.status_code == httpx.codes.OK else {}
+        )
 
     def replace(self) -> tuple[float, float, dict[str, Any]]:
         """Kills a replica; returns the seconds from its end and from its successor's start to READY, and the report."""
@@ -121,9 +123,9 @@ def main(
         finally:
             deployed.stop()
     columns = ("round", "READY after its start, s", "after the other's end, s", "traces", "compiles", "imports")
-    rows = [(str(number + 1), *map(str, each.values())) for number, each in enumerate(found)]
+    rows = [(str(number + 1), *map(str, start.values())) for number, start in enumerate(found)]
     output.results().print(output.table(f"a new replica of {cpus:g} CPUs", columns, rows))
-    middle = median(each["since_start"] for each in found)
+    middle = median(start["since_start"] for start in found)
     output.results().print(f"READY after {middle:.1f} s (median)")
     output.write_json(json_path, {"rounds": found, "median_seconds": middle})
 

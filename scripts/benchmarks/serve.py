@@ -124,8 +124,8 @@ def main(
     print(f"| server | p50 ms, 1 client | p95 ms, 1 client | requests/s, {_CLIENTS} clients | MB of all processes |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for kind in KINDS:
-        own = [each for each in figures if each["kind"] == kind]
-        middle = {key: statistics.median(each[key] for each in own) for key in own[0] if key != "kind"}
+        own = [figure for figure in figures if figure["kind"] == kind]
+        middle = {key: statistics.median(round_[key] for round_ in own) for key in own[0] if key != "kind"}
         print(
             f"| {kind} | {middle['p50_ms']:.1f} | {middle['p95_ms']:.1f} | {middle['per_second']:.0f} | "
             f"{middle['memory_mb']:.0f} |"

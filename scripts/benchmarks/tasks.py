@@ -77,7 +77,7 @@ def started(case: Case, folder: Path, settings: dict[str, Any]) -> tuple[Any, Ca
 def ask(handler: Any, requests: list[Any]) -> list[Any]:
     """Answers a batch of requests; returns the bodies that TorchServe sends."""
     expect(handler.context, len(requests))
-    return [encoded(answer) for answer in handler.handle([{"body": each} for each in requests], handler.context)]
+    return [encoded(answer) for answer in handler.handle([{"body": request} for request in requests], handler.context)]
 
 
 def measure(case: Case, eager: Any, ours: Any, threads: dict[str, Call], runs: int) -> dict[str, Any]:

@@ -327,14 +327,14 @@ def _handler(case: Case, folder: Path) -> tuple[Any, list[torch.Tensor], Path]:
 def _raw(path: Path, inputs: list[torch.Tensor], threads: int) -> Callable[[], Any]:
     """Returns a call of what `openvino.convert_model` makes of a file, with shapes as given."""
     model = ov.convert_model(torch.jit.load(str(path)), example_input=tuple(inputs))
-    model.reshape({i: list(each.shape) for i, each in enumerate(inputs)})
+    model.reshape({i: list(tensor.shape) for i, tensor in enumerate(inputs)})
     config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
     compiled = ov.Core().compile_model(model, "CPU", config)
     request = compiled.create_infer_request()
-    arrays = [each.numpy() for each in inputs]
+    arrays = [tensor.numpy() for tensor in inputs]
 
     def call() -> Any:
-        return [torch.from_numpy(each) for each in request.infer(arrays, share_inputs=True).values()]
+        return [torch.from_numpy(output) for output in request.infer(arrays, share_inputs=True).values()]
 
     return call
 

@@ -160,14 +160,14 @@ def searched(
         for workers in ((1, CORES) if engine.threads == 1 else (1,))
         for size, delay in ((1, 1), (4, 5), (16, 5), (16, 20))
     ]
-    rivals = rng.sample([each for each in others if each != present], 4)
-    rates = {each: true_rate(times, each) for each in (present, *rivals)}
+    rivals = rng.sample([other for other in others if other != present], 4)
+    rates = {candidate: true_rate(times, candidate) for candidate in (present, *rivals)}
     first, second = sorted(rates.values(), reverse=True)[:2]
     if first < 1.1 * second:
         return None
     started = dict.fromkeys(rates, 0)
     # The queueing model knows service times with an error.
-    guesses = {each: rate * math.exp(rng.gauss(0, 0.2)) for each, rate in rates.items()}
+    guesses = {candidate: rate * math.exp(rng.gauss(0, 0.2)) for candidate, rate in rates.items()}
 
     def score(candidate: Candidate) -> float:
         started[candidate] += 1
@@ -214,7 +214,7 @@ def traps(runs: int) -> dict[str, int]:
         if fair is None:
             seed += 1
             continue
-        best = max(fair.rates, key=lambda each: fair.rates[each])
+        best = max(fair.rates, key=lambda candidate: fair.rates[candidate])
 
         def wrong(candidate: Candidate, _: int, best: Candidate = best) -> None:
             if candidate == best:
@@ -307,10 +307,10 @@ def main(
     rows: list[tuple[str, ...]] = []
     if "search" in names:
         results = searches(runs)
-        trials = max(each.choice.trials for each in results)
-        within = sum(each.share >= 0.95 for each in results)
+        trials = max(result.choice.trials for result in results)
+        within = sum(result.share >= 0.95 for result in results)
         rows.append(
-            ("the best candidate is chosen", f"{sum(each.right for each in results)} of {runs}", ">= 95 of 100")
+            ("the best candidate is chosen", f"{sum(result.right for result in results)} of {runs}", ">= 95 of 100")
         )
         rows.append(("within 5 % of the best", f"{within} of {runs}", ""))
         rows.append(("most trials", str(trials), f"<= {BUDGET}"))

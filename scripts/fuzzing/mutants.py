@@ -96,7 +96,7 @@ def _as_it_is(_: Any) -> Callable[[ov.Output], ov.Node]:
 
 def _without_pass(name: str) -> Replacement:
     def without(passes: Any) -> Any:
-        rest = tuple(each for each in passes if each.name != name)
+        rest = tuple(pass_ for pass_ in passes if pass_.name != name)
         if len(rest) == len(passes):
             raise LookupError(f"there is no pass {name}")
         return rest

@@ -173,8 +173,8 @@ class Program:
         """Maps positions of inputs to their axes with named sizes."""
         named = self.mode.sizes[0]
         found = {
-            position: tuple(axis for axis, size in enumerate(each.shape) if size in named)
-            for position, each in enumerate(self.inputs)
+            position: tuple(axis for axis, size in enumerate(spec.shape) if size in named)
+            for position, spec in enumerate(self.inputs)
         }
         return {position: axes for position, axes in found.items() if axes}
 
@@ -202,7 +202,7 @@ class Program:
     def without_unused_constants(self) -> Program:
         """The program with the constants that it names."""
         texts = [*self.state.values(), *(line.code for line in self.lines), *self.returns]
-        texts += [str(size) for each in self.inputs for size in (*each.shape, each.low, each.high)]
+        texts += [str(size) for spec in self.inputs for size in (*spec.shape, spec.low, spec.high)]
         used = {name for text in texts for name in CONSTANT_NAME.findall(text)}
         return replace(self, constants={name: size for name, size in self.constants.items() if name in used})
 

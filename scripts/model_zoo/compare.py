@@ -24,8 +24,8 @@ def tensors(answer: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
         for number, value in enumerate(answer):
             yield from tensors(value, f"{name}[{number}]", depth + 1)
     elif dataclasses.is_dataclass(answer):
-        for each in dataclasses.fields(answer):
-            yield from tensors(getattr(answer, each.name), f"{name}.{each.name}", depth + 1)
+        for field in dataclasses.fields(answer):
+            yield from tensors(getattr(answer, field.name), f"{name}.{field.name}", depth + 1)
     elif type(answer).__module__.startswith("transformers") and not hasattr(answer, "to_diff_dict"):
         for key, value in vars(answer).items():
             yield from tensors(value, f"{name}.{key}" if name else key, depth + 1)

@@ -25,7 +25,7 @@ def main() -> None:
 
     def answer_to(task: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
-        cases = [Case(**each) for each in task["cases"]]
+        cases = [Case(**case) for case in task["cases"]]
         outcome = run(Architecture(**task["architecture"]), cases, task["number"], task["properties"])
         outcome.seconds = time.perf_counter() - began
         return outcome.to_dict()

@@ -182,9 +182,9 @@ class _Run:
         places = [(number + n) % len(self._valid) for n in range(_VALID)]
         before = self._server.rss()
         with _peak(self._server) as peak:
-            futures = [self._clients.submit(self._send, each) for each in hostile]
+            futures = [self._clients.submit(self._send, body) for body in hostile]
             neighbors = [self._clients.submit(self._send, self._valid[place]) for place in places]
-            answers, valid = [each.result() for each in futures], [each.result() for each in neighbors]
+            answers, valid = [future.result() for future in futures], [neighbor.result() for neighbor in neighbors]
         all_of_them = [*map(str, answers), *map(str, valid)]
         for position, answer in enumerate(answers):
             self._judge(number + position, answer)
@@ -247,7 +247,7 @@ def _content(response: httpx.Response) -> Any:
     if response.content[:1] in {b"{", b"["}:
         value = json.loads(response.content)
         return (
-            {name: each for name, each in value.items() if name not in {"id", "created"}}
+            {name: item for name, item in value.items() if name not in {"id", "created"}}
             if isinstance(value, dict)
             else value
         )
@@ -304,7 +304,7 @@ def _peak(server: Server) -> Iterator[list[int]]:
         worker = server.worker()
         while not stop.wait(0.02):
             try:
-                found[0] = max(found[0], sum(each.memory_info().rss for each in (worker, *worker.children())))
+                found[0] = max(found[0], sum(process.memory_info().rss for process in (worker, *worker.children())))
             except psutil.Error:
                 return
 

@@ -112,7 +112,7 @@ class Command(Server):
     def worker(self) -> psutil.Process:
         """Returns the process that holds the model."""
         own = psutil.Process(self._process.pid)
-        children = [each for each in own.children(recursive=True) if self._title in " ".join(each.cmdline())]
+        children = [child for child in own.children(recursive=True) if self._title in " ".join(child.cmdline())]
         return children[0] if self._title and children else own
 
     def log_tail(self) -> str:

@@ -109,11 +109,11 @@ def mutated(value: Any, rng: random.Random) -> tuple[str, Any]:
 def _places(value: Any, path: tuple[Any, ...]) -> Any:
     yield path
     if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _places(each, (*path, key))
+        for key, item in value.items():
+            yield from _places(item, (*path, key))
     elif isinstance(value, list):
-        for number, each in enumerate(value[:20]):
-            yield from _places(each, (*path, number))
+        for number, item in enumerate(value[:20]):
+            yield from _places(item, (*path, number))
 
 
 def broken_json(valid: Any, rng: random.Random) -> Payload:

@@ -141,7 +141,7 @@ def _npy(rows: Any) -> bytes:
 
 def _rows(number: int, rows: int = 1) -> list[list[float]]:
     generator = np.random.default_rng(number)
-    return [[float(each) for each in row] for row in generator.uniform(0.1, 1, (rows, 4)).round(3)]
+    return [[float(number) for number in row] for row in generator.uniform(0.1, 1, (rows, 4)).round(3)]
 
 
 def _kserve(rows: list[list[float]]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ _STANDARD: dict[str, list[tuple[str, Any]]] = {
 def _text(task: str, inputs: list[Any], parameters: dict[str, Any], **more: Any) -> Subject:
     from hub_models import text_model
 
-    forms = [("", {"inputs": each, "parameters": parameters}) for each in inputs]
+    forms = [("", {"inputs": item, "parameters": parameters}) for item in inputs]
     forms.append(("", {"inputs": inputs, "parameters": {**parameters, **more}}))
     section = "    text: {lengths: [16, 64]}"
     pack = _from_hub(task, lambda folder: text_model(task, folder), section)
@@ -276,7 +276,7 @@ def _vision(task: str, parameters: dict[str, Any], **more: Any) -> Subject:
     from hub_vision_models import vision_model
 
     pictures = [payloads.picture(40 + 11 * seed, 60 - 8 * seed) for seed in range(_SEEDS)]
-    forms = [("", {"inputs": payloads.base64_of(each), "parameters": parameters}) for each in pictures[:2]]
+    forms = [("", {"inputs": payloads.base64_of(picture), "parameters": parameters}) for picture in pictures[:2]]
     forms.append(("", {"inputs": [*map(payloads.base64_of, pictures)], "parameters": {**parameters, **more}}))
 
     def own(rng: random.Random) -> Payload:

@@ -213,18 +213,18 @@ class _WatchMode(EagerObserver):
             frame = frame.f_back
         stack.reverse()
         place, entry, module = stack[0], None, None
-        for each in stack:
-            module = _module_of(each)
+        for outer in stack:
+            module = _module_of(outer)
             if module is not None:
-                entry = each
+                entry = outer
                 break
-            if each.f_code.co_filename in self._files or place.f_code.co_filename.startswith(_PACKAGE):
-                place = each
+            if outer.f_code.co_filename in self._files or place.f_code.co_filename.startswith(_PACKAGE):
+                place = outer
         name = entry.f_code.co_name if entry is not None else ""
         where = f"{place.f_code.co_filename}:{place.f_lineno}"
         inner = stack[stack.index(entry) + 1 :] if entry is not None else []
-        modules = (_module_of(each) for each in inner if each.f_code.co_name in _CALLS)
-        called = next((each for each in modules if each is not None), None)
+        modules = (_module_of(frame) for frame in inner if frame.f_code.co_name in _CALLS)
+        called = next((module for module in modules if module is not None), None)
         self._open = Eager(module, "" if name in _CALLS else name, str(func), where, called=called)
         self._frame, self._place = (entry, -1) if entry is not None else (place, place.f_lasti)
         self._start = time.perf_counter()

@@ -171,7 +171,7 @@ class Interface:
             "outputs": [spec.to_plain() for spec in self.outputs],
             "arguments": self.arguments,
             "constant_bytes": self.constant_bytes,
-            "limits": [[size, [[position, list(bounds)] for position, bounds in each]] for size, each in self.limits],
+            "limits": [[size, [[position, list(bounds)] for position, bounds in limit]] for size, limit in self.limits],
             "order": list(self.order),
             "checks": list(self.checks),
         }
@@ -190,8 +190,8 @@ class Interface:
             arguments=plain["arguments"],
             constant_bytes=plain["constant_bytes"],
             limits=tuple(
-                SizeLimits(size, tuple((position, Bounds(*bounds)) for position, bounds in each))
-                for size, each in plain["limits"]
+                SizeLimits(size, tuple((position, Bounds(*bounds)) for position, bounds in limit))
+                for size, limit in plain["limits"]
             ),
             order=tuple(plain["order"]),
             checks=tuple(plain["checks"]),
@@ -298,7 +298,7 @@ def _of(node: ast.expr) -> _Formula:
     if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
         return _applied(_BINARY[type(node.op)], [_of(node.left), _of(node.right)])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS and node.args:
-        return _applied(_CALLS[node.func.id], [_of(each) for each in node.args])
+        return _applied(_CALLS[node.func.id], [_of(arg) for arg in node.args])
     return _unknown
 
 

@@ -62,13 +62,13 @@ def signals_later() -> Iterator[None]:
     def hold(signum: int, _: FrameType | None) -> None:
         held.append(signum)
 
-    before = {each: signal.signal(each, hold) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, hold) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for each, handler in before.items():
+        for restored, handler in before.items():
             # None: it was set by C code, and cannot be set from here.
-            signal.signal(each, handler if handler is not None else signal.SIG_DFL)
+            signal.signal(restored, handler if handler is not None else signal.SIG_DFL)
     for signum in dict.fromkeys(held):
         signal.raise_signal(signum)
 

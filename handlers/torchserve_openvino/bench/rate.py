@@ -66,9 +66,9 @@ class RateSearch:
                 break
             else:
                 rate = math.sqrt(good * bad)
-        quiet = [(each, window.held) for each, window in self.history if not window.disturbed]
+        quiet = [(rate, window.held) for rate, window in self.history if not window.disturbed]
         # On a machine that is never quiet, disturbed windows are all there is.
-        return highest_held(quiet or [(each, window.held) for each, window in self.history])
+        return highest_held(quiet or [(rate, window.held) for rate, window in self.history])
 
     def _held(self, rate: float) -> bool:
         for _ in range(1 + self.repeats):

@@ -94,7 +94,9 @@ def verify(folder: Dir = None, as_json: Json = False) -> None:
     with tables.progress("Reading") as progress:
         problems = store.verify(progress)
     if as_json:
-        print_json({"dir": str(store.root), "ok": not problems, "problems": [each._asdict() for each in problems]})
+        print_json(
+            {"dir": str(store.root), "ok": not problems, "problems": [problem._asdict() for problem in problems]}
+        )
     else:
         size = store.size()
         tables.print_problems(problems)

@@ -67,7 +67,7 @@ def check(
             if not no_device_check and (refusal := refused_cache(config)) is not None:
                 _refuse(file, f"{file}: {refusal}", [_sentence(refusal)], as_json)
     except ConfigError as error:
-        _refuse(file, str(error), [_plain(each) for each in _all(error)], as_json)
+        _refuse(file, str(error), [_plain(problem) for problem in _all(error)], as_json)
     except (ModelLoadError, PackagingError) as error:
         _refuse(file, f"{file}: {error}", [_sentence(str(error))], as_json)
     notes = _notes(config.torchserve)
@@ -119,7 +119,7 @@ def _refuse(file: Path, text: str, problems: list[dict[str, Any]], as_json: bool
 
 
 def _refuse_archive(file: Path, checked: "Checked", as_json: bool) -> NoReturn:
-    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {each}" for each in checked.problems)])
+    text = "\n  ".join([f"{file}: a worker would not serve it:", *(f"- {problem}" for problem in checked.problems)])
     others = checked.problems[len(checked.config_errors) :]
     _refuse(file, text, [*map(_plain, checked.config_errors), *map(_sentence, others)], as_json)
 

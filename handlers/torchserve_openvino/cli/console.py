@@ -88,9 +88,9 @@ def ending_on_signals() -> Iterator[None]:
         raise SystemExit(128 + signum)
 
     signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {each: signal.signal(each, interrupt) for each in signals}
+    before = {signum: signal.signal(signum, interrupt) for signum in signals}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for restored, handler in before.items():
+            signal.signal(restored, handler)

@@ -128,7 +128,9 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
         progress("trying OpenVINO's own backend")
         verdict = what_upstream_does(spec)
         diagnosis.stock = {**verdict.to_dict(), "text": verdict.text()}
-    if bisect and (diagnosis.comparison["verdict"] or any(each["kind"] in FAILURES for each in diagnosis.fallbacks)):
+    if bisect and (
+        diagnosis.comparison["verdict"] or any(fallback["kind"] in FAILURES for fallback in diagnosis.fallbacks)
+    ):
         from torchserve_openvino.doctor.bisecting.bisect import find_guilty
 
         guilty = find_guilty(
@@ -160,9 +162,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_free(path: Path) -> None:
-    for each in (path, path.with_name(f"test_{path.name}")):
-        if each.exists():
-            raise ConfigError(f"{each} exists; write the mappings to another file, or move it away.")
+    for file in (path, path.with_name(f"test_{path.name}")):
+        if file.exists():
+            raise ConfigError(f"{file} exists; write the mappings to another file, or move it away.")
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{path} must be a Python file with a plain name, such as my_ops.py.")
 
@@ -192,7 +194,7 @@ def _write_mapping(diagnosis: "Diagnosis", path: Path) -> str:
         return f"{path}: not written: no operator needs a mapping"
     test = path.with_name(f"test_{path.name}")
     path.write_text(mapping_file(drafts, path.stem), encoding="utf-8")
-    open_ones = [each.op for each in drafts if not each.body]
+    open_ones = [draft.op for draft in drafts if not draft.body]
     rest = f"; fill in {', '.join(open_ones)}" if open_ones else ""
     if importlib.util.find_spec("pytest") is None:
         note = f"{test} is not written, as pytest is not installed (pip install pytest)"

@@ -29,9 +29,9 @@ def handler_path(
     """
     paths = handlers()
     if name is None or list_all:
-        width = max((len(each) for each in paths), default=0)
-        for each, path in paths.items():
-            typer.echo(f"{each:<{width}}  {describe(path)}".rstrip())
+        width = max((len(name) for name in paths), default=0)
+        for task, path in paths.items():
+            typer.echo(f"{task:<{width}}  {describe(path)}".rstrip())
         return
     chosen = paths.get(name.removesuffix(".py").replace("-", "_"))
     if chosen is None:

@@ -40,12 +40,12 @@ def _all_names() -> set[str]:
 
 def _suggest(name: str) -> str | None:
     names = _all_names()
-    namespaces = {each.split(".")[0] for each in names}
+    namespaces = {name.split(".")[0] for name in names}
     head, *rest = name.split(".")
     if not rest:
         return (
             f"aten.{name}"
-            if f"aten.{name}" in {packet_name(each) for each in names}
+            if f"aten.{name}" in {packet_name(name) for name in names}
             else nearest(f"aten.{name}", names)
         )
     # A typo is usually in one part of a name: only search the operators of that namespace.
@@ -54,10 +54,10 @@ def _suggest(name: str) -> str | None:
         if near is None:
             return None
         head = near
-    fitting = [each for each in names if each.startswith(f"{head}.")]
+    fitting = [name for name in names if name.startswith(f"{head}.")]
     if len(rest) == 1:
-        return nearest(f"{head}.{rest[0]}", {packet_name(each) for each in fitting})
-    fitting += [f"{each}.default" for each in fitting if each.count(".") == 1]
+        return nearest(f"{head}.{rest[0]}", {packet_name(name) for name in fitting})
+    fitting += [f"{name}.default" for name in fitting if name.count(".") == 1]
     return nearest(f"{head}.{'.'.join(rest)}", fitting)
 
 
@@ -112,7 +112,7 @@ def _unknown(entry: Any, name: str) -> str:
     if "." not in name:
         return f"{shown(entry)} has no namespace."
     namespace = name.split(".", maxsplit=1)[0]
-    if namespace in {each.split(".")[0] for each in _all_names()}:
+    if namespace in {name.split(".")[0] for name in _all_names()}:
         return f"torch has no operator {shown(entry)}."
     return (
         f"torch has no operator {shown(entry)}: nothing is registered in the namespace {namespace!r}. If a "

@@ -90,7 +90,7 @@ class BackendOptions:
         return spec if spec is not None else DeviceSpec(self.device)
 
 
-OPTION_NAMES = tuple(each.name for each in fields(BackendOptions))
+OPTION_NAMES = tuple(option.name for option in fields(BackendOptions))
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class ResolvedOptions:
 def json_safe(value: Any) -> Any:
     """Returns the value with tuples as lists and anything that JSON lacks as a string."""
     if isinstance(value, Mapping):
-        return {str(key): json_safe(each) for key, each in value.items()}
+        return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_safe(each) for each in value]
+        return [json_safe(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 

@@ -71,8 +71,8 @@ def _model_schema(model: type[BaseModel]) -> Schema:
 def _standard(value: Any) -> Any:
     """Renames limits to the names of JSON Schema, where pydantic leaves those of annotated-types."""
     if isinstance(value, Mapping):
-        return {_LIMIT_NAMES.get(name, name): _standard(each) for name, each in value.items()}
-    return [_standard(each) for each in value] if isinstance(value, list) else value
+        return {_LIMIT_NAMES.get(name, name): _standard(item) for name, item in value.items()}
+    return [_standard(item) for item in value] if isinstance(value, list) else value
 
 
 def _pt2_schema() -> Schema:
@@ -149,8 +149,8 @@ def _type(entry: Mapping[str, Any]) -> str:
         return f"`{entry['const']}`"
     kind = entry.get("type")
     if "anyOf" in entry or isinstance(kind, list):
-        several = entry.get("anyOf") or [{**entry, "type": each} for each in kind or ()]
-        texts = [_type(each) for each in several if each.get("type") != "null"]
+        several = entry.get("anyOf") or [{**entry, "type": kind_} for kind_ in kind or ()]
+        texts = [_type(variant) for variant in several if variant.get("type") != "null"]
         # A value or a list of such values is described as the list only.
         return " or ".join(text for text in texts if f"list of {text}" not in texts)
     if "$ref" in entry:

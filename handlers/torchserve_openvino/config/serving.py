@@ -166,7 +166,7 @@ def _handler(data: Mapping[Any, Any], problems: Problems) -> tuple[OpenVINOSecti
     if not isinstance(value, Mapping):
         problems.add((), f"must be a mapping, not {shown(value)}.")
         return OpenVINOSection(), {}
-    own = {key: each for key, each in value.items() if key != "openvino"}
+    own = {key: item for key, item in value.items() if key != "openvino"}
     for key in own:
         if not isinstance(key, str):
             problems.add((str(key),), f"must be text in quotes, not {shown(key)}: a key of this mapping is a name.")
@@ -245,8 +245,8 @@ def _with_all_pieces(backend: ResolvedOptions, section: OpenVINOSection) -> Reso
 def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
     paths = [path] if path else []
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            paths += _paths(each, (*path, str(key)))
+        for key, item in value.items():
+            paths += _paths(item, (*path, str(key)))
     return paths
 
 
@@ -257,7 +257,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) is not None:
-        return next((model for each in get_args(annotation) if (model := _model_in(each))), None)
+        return next((model for argument in get_args(annotation) if (model := _model_in(argument))), None)
     return None
 
 

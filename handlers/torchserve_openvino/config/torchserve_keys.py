@@ -98,7 +98,7 @@ def _check_value(key: str, value: Any, problems: Problems) -> None:
             hint = nearest(str(value), WORDS[key])
             problems.add((key,), f"must be one of {listed(WORDS[key])}, not {shown(value)}.", suggestion=hint)
     elif key == "deviceIds":
-        if not isinstance(value, list) or not all(_is_int(each) and each >= 0 for each in value):
+        if not isinstance(value, list) or not all(_is_int(item) and item >= 0 for item in value):
             problems.add((key,), f"must be a list of integers, not {shown(value)}.")
     elif key == "torchrun":
         _check_torchrun(value, problems)

@@ -169,16 +169,16 @@ def _picture(run: GraphRun, root: Path | None) -> Picture:
     total = sum(run.outer_ms.values())
     sources: dict[Node, set[str]] = {}
     for node in outer.graph.nodes:
-        above = set().union(*(sources[each] for each in node.all_input_nodes))
+        above = set().union(*(sources[source] for source in node.all_input_nodes))
         box = _box(node, run, parts, root)
         if box is None:
             sources[node] = above
             continue
         box.id = f"g{record.index}_{box.id}"
         box.share = box.ms / total if total else 0.0
-        if all(each.id != box.id for each in picture.boxes):
+        if all(other.id != box.id for other in picture.boxes):
             picture.boxes.append(box)
-        picture.edges += [(each, box.id) for each in sorted(above)]
+        picture.edges += [(source, box.id) for source in sorted(above)]
         sources[node] = {box.id}
     return picture
 

@@ -78,7 +78,7 @@ class Helper:
         if sample.kind == "tiny_partition":
             return [_TINY]
         # Where the types are the cause, a mapping does not help.
-        foreign = sorted({str(each) for each in sample.dtypes if each not in OV_TYPES})
+        foreign = sorted({str(dtype) for dtype in sample.dtypes if dtype not in OV_TYPES})
         values = step_for_values(f"on {foreign[0]}" if foreign else sample.reason)
         if values is not None:
             return [values]
@@ -152,7 +152,7 @@ class Helper:
             return f"it fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         summary = compiled.report.summary
         if summary.coverage < 1.0 or summary.fallbacks:
-            return "; ".join(f"{each.op}: {each.reason}" for each in compiled.report.fallbacks)
+            return "; ".join(f"{fallback.op}: {fallback.reason}" for fallback in compiled.report.fallbacks)
         return difference(got, expected, summary.precision or "f32")
 
     # --- mapping and upstream ---------------------------------------------------------------------------------------

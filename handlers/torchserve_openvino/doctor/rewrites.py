@@ -221,4 +221,4 @@ def _detail(reason: str) -> str:
 
 
 def _find(table: tuple[Rewrite, ...], text: str) -> Rewrite | None:
-    return next((each for each in table if re.search(each.reason, text, re.IGNORECASE)), None)
+    return next((rewrite for rewrite in table if re.search(rewrite.reason, text, re.IGNORECASE)), None)

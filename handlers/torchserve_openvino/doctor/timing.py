@@ -75,4 +75,4 @@ def time_nodes(
             timed.run(*args)
             if time.perf_counter() - start > BUDGET_SECONDS:
                 break
-    return NodeTimes({name: statistics.median(each) for name, each in timed.seconds.items()}, timed.arguments)
+    return NodeTimes({name: statistics.median(times) for name, times in timed.seconds.items()}, timed.arguments)

@@ -51,8 +51,10 @@ class Code:
         if len(before) % 4:
             raise ValueError(f"{len(before)} bytes are no multiple of 4")
         self.body = before + self.body
-        for each in self.caught:
-            each.start, each.end, each.handler = (at + len(before) for at in (each.start, each.end, each.handler))
+        for handler in self.caught:
+            handler.start, handler.end, handler.handler = (
+                at + len(before) for at in (handler.start, handler.end, handler.handler)
+            )
         for name in _FOR_DEBUGGERS:
             self.attributes.pop(name, None)
         if "StackMapTable" in self.attributes:
@@ -199,7 +201,7 @@ class ClassFile:
     def code(self, name: str, descriptor: str) -> Code:
         """Returns a copy of a method's body. Raises KeyError if there is no such method."""
         signature = struct.pack(">HH", self._text(name), self._text(descriptor))
-        method = next((each for head, each in self._methods if head[2:] == signature), None)
+        method = next((method for head, method in self._methods if head[2:] == signature), None)
         if method is None:
             raise KeyError(name)
         source = _Reader(next(value for number, value in method if self._is_code(number)))
@@ -211,7 +213,9 @@ class ClassFile:
 
     def set_code(self, name: str, descriptor: str, code: Code) -> None:
         """Gives a method another body; adds a public method if there is none."""
-        caught = [struct.pack(">HHHH", each.start, each.end, each.handler, each.type) for each in code.caught]
+        caught = [
+            struct.pack(">HHHH", handler.start, handler.end, handler.handler, handler.type) for handler in code.caught
+        ]
         attributes = [(self._text(key), value) for key, value in code.attributes.items()]
         value = b"".join(
             [
@@ -223,7 +227,7 @@ class ClassFile:
         attribute = self._text("Code"), value
         for own, attributes in self._methods:
             if own[2:] == head[2:]:
-                attributes[:] = [attribute, *(each for each in attributes if not self._is_code(each[0]))]
+                attributes[:] = [attribute, *(attribute for attribute in attributes if not self._is_code(attribute[0]))]
                 return
         self._methods.append((head, [attribute]))
 

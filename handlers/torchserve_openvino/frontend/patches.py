@@ -82,7 +82,7 @@ def _worker(data: bytes) -> bytes:
     run = class_file.code("run", "()V")
     interrupted = class_file.type("java/lang/InterruptedException")
     # The first of the two that catch an interrupt only logs it; the second ends the run, and starts the worker again.
-    forgets = next(each for each in run.caught if each.type == interrupted)
+    forgets = next(handler for handler in run.caught if handler.type == interrupted)
     run.caught.remove(forgets)
     flag = class_file.field(_WORKER, "loadingFinished", "Z")
     run.prepend(_ALOAD_0 + _ICONST_0 + _PUTFIELD + flag + 3 * _NOP)

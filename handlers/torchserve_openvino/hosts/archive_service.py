@@ -93,11 +93,11 @@ class ArchiveService:
             return [self._encoded(response) for response in worker_of(self.handler).answer(requests)]
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return [Response.refused(_replaced(self.ended), each.id) for each in requests]
+            return [Response.refused(_replaced(self.ended), request.id) for request in requests]
         except Exception as error:
             # TorchServe answers the whole call with a server error, too.
             fault = server_fault(error)
-            return [Response.refused(fault, each.id) for each in requests]
+            return [Response.refused(fault, request.id) for request in requests]
 
     async def answer_alone(self, request: Request) -> Response:
         """Answers one request that joins others in the model's own engine; see `awaits`."""
@@ -132,7 +132,7 @@ def _handler_of(folder: Path, name: str) -> Any:
     except ImportError as error:
         needed = missing_torchserve(error)
         raise ModelLoadError(f"the archive's handler {name} cannot be imported: {error}.{needed}") from error
-    classes = [each for each in own_classes(module) if issubclass(each, HandlerBase)]
+    classes = [cls for cls in own_classes(module) if issubclass(cls, HandlerBase)]
     if len(classes) != 1:
         raise ModelLoadError(
             f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. A handler of "

@@ -188,14 +188,14 @@ class Batcher:
 
     def _answers(self, requests: Sequence[Request]) -> list[Response]:
         if self._service.ended:
-            return [unavailable(f"{self._service.ended}, and is being replaced", each.id) for each in requests]
+            return [unavailable(f"{self._service.ended}, and is being replaced", request.id) for request in requests]
         self._until = time.monotonic() + self._service.timeout
         try:
             return self._service.answer(requests)
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             fault = server_fault(error)
-            return [Response.refused(fault, each.id) for each in requests]
+            return [Response.refused(fault, request.id) for request in requests]
         finally:
             self._until = None
 

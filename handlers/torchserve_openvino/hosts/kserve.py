@@ -140,14 +140,15 @@ class Archive(Model):
         if envelope == _V1:
             return content
         outputs = [
-            InferOutput(each["name"], each["shape"], each["datatype"], _data(each)) for each in content["outputs"]
+            InferOutput(output["name"], output["shape"], output["datatype"], _data(output))
+            for output in content["outputs"]
         ]
         return InferResponse(content.get("id") or name, self.name, outputs)
 
 
 def _inputs(request: InferRequest) -> dict[str, Any]:
     """Returns the JSON form of a request; bytes that are no text become base64, as TorchServe's handlers take them."""
-    return {"id": request.id, "inputs": [_input(each) for each in request.inputs]}
+    return {"id": request.id, "inputs": [_input(tensor) for tensor in request.inputs]}
 
 
 def _input(tensor: InferInput) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _input(tensor: InferInput) -> dict[str, Any]:
         except Exception as error:
             # NumPy's and KServe's errors of all kinds.
             raise InvalidInputError(f"input {tensor.name!r}: {error}") from error
-    data = [_text(each) if isinstance(each, bytes) else each for each in data]
+    data = [_text(item) if isinstance(item, bytes) else item for item in data]
     return {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype, "data": data}
 
 
@@ -179,7 +180,7 @@ def _data(output: dict[str, Any]) -> list[Any]:
     """Returns an output's elements: of BYTES, text, which is JSON for anything else."""
     if output["datatype"] != "BYTES":
         return list(output["data"])
-    return [each if isinstance(each, str) else json.dumps(each) for each in output["data"]]
+    return [item if isinstance(item, str) else json.dumps(item) for item in output["data"]]
 
 
 def _failure(status: int, content: Any, over_grpc: bool) -> Exception:

@@ -55,4 +55,4 @@ class PrometheusMetrics:
             del self._takers[key]
             if kind == "gauge":
                 metric, values = self._metrics[name], dict(labels)
-                metric.remove(*(values[each] for each in metric._labelnames))
+                metric.remove(*(values[label] for label in metric._labelnames))

@@ -31,7 +31,7 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     packet_of_ops = getattr(getattr(torch.ops, namespace), packet)
     if overload:
         return [getattr(packet_of_ops, overload[0])]
-    return [getattr(packet_of_ops, each) for each in packet_of_ops.overloads()]
+    return [getattr(packet_of_ops, overload) for overload in packet_of_ops.overloads()]
 
 
 def is_composite(name: str) -> bool:

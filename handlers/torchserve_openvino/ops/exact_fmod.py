@@ -31,9 +31,9 @@ def exact_fmod(x: Output, y: Output) -> ov.Node:
     """Computes ``x - trunc(x / y) * y`` for floats of one type without any rounding, with the sign of ``x``."""
     kind = x.get_element_type()
     shape = ops.constant(np.array(np.broadcast_shapes(tuple(x.get_shape()), tuple(y.get_shape())), np.int64))
-    dividend, divisor = (ops.broadcast(ops.convert(each, "f32"), shape) for each in (x, y))
+    dividend, divisor = (ops.broadcast(ops.convert(operand, "f32"), shape) for operand in (x, y))
     # OpenVINO drops the abs of values that it can compute while it compiles (tests/contract pins it).
-    a, b = (ops.maximum(each, ops.negative(each)) for each in (dividend, divisor))
+    a, b = (ops.maximum(operand, ops.negative(operand)) for operand in (dividend, divisor))
     rest = ops.select(ops.less(a, b), a, _positive_rest(a, b))
     signed = ops.select(ops.less(dividend, _f(0)), ops.negative(rest), rest)
     undefined = ops.logical_or(ops.equal(b, _f(0)), ops.logical_not(ops.less(a, _f(np.inf))))
@@ -76,7 +76,7 @@ def _reduce(a: ov.Node, b: ov.Node) -> ov.Node:
     place = ops.parameter([], Type.i64)
     zero = ops.constant(np.int64(0))
     scale = [ops.gather(ops.constant(table), place, zero) for table in (_LOW, _HIGH)]
-    top, above, below = (ops.multiply(ops.multiply(each, scale[0]), scale[1]) for each in (whole, upper, lower))
+    top, above, below = (ops.multiply(ops.multiply(value, scale[0]), scale[1]) for value in (whole, upper, lower))
     digit = ops.floor(ops.add(ops.divide(rest, top), _f(0.5)))
     left = ops.subtract(ops.subtract(rest, ops.multiply(digit, above)), ops.multiply(digit, below))
     smaller = ops.select(ops.less(ops.abs(rest), top), rest, left)

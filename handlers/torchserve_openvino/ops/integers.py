@@ -43,7 +43,7 @@ class Operands:
         chosen = [dims] if isinstance(dims, int) else dims
         some = isinstance(chosen, (list, tuple)) and chosen and shape
         over: Sequence[Any] = [shape[dim] for dim in chosen] if some else shape
-        return math.prod(most(each, self.size) for each in over)
+        return math.prod(most(size, self.size) for size in over)
 
 
 IntegerBound = Callable[[Operands], int]
@@ -63,7 +63,7 @@ def most(value: int | torch.SymInt, size: int, *, divides: bool = False) -> int:
 def _most(expression: Any, size: int, divides: bool) -> int:
     if not expression.args:
         return size if expression.is_Symbol else math.ceil(abs(expression))
-    parts = [_most(each, size, divides) for each in expression.args]
+    parts = [_most(arg, size, divides) for arg in expression.args]
     kind = type(expression).__name__
     if kind == "Add":
         return sum(parts)
@@ -74,7 +74,7 @@ def _most(expression: Any, size: int, divides: bool) -> int:
     if kind in {"FloorDiv", "CleanDiv"}:
         return parts[0] // max(parts[1], 1) + 1 if divides and expression.args[1].is_Integer else parts[0]
     # A product; more than enough for a remainder and the like.
-    return parts[0] * math.prod(max(each, 1) for each in parts[1:])
+    return parts[0] * math.prod(max(part, 1) for part in parts[1:])
 
 
 def magnitude(value: object) -> int:

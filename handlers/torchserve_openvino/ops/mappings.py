@@ -158,12 +158,12 @@ def _refuse_composite(name: str) -> None:
     """Rejects operators that torch itself decomposes before any backend sees them."""
     namespace, operator, *overload = name.split(".")
     packet = getattr(getattr(torch.ops, namespace), operator)
-    for each in overload or packet.overloads():
-        if is_made_of_others(getattr(packet, each)):
+    for overload_name in overload or packet.overloads():
+        if is_made_of_others(getattr(packet, overload_name)):
             raise ConfigError(
-                f"torch itself decomposes {name}.{each} before a backend sees it (it is CompositeImplicitAutograd). "
-                "Map what it becomes (torchserve-openvino doctor lists it), or define your own operator with "
-                "torch.library.custom_op.",
+                f"torch itself decomposes {name}.{overload_name} before a backend sees it (it is "
+                "CompositeImplicitAutograd). Map what it becomes (torchserve-openvino doctor lists it), or define your "
+                "own operator with torch.library.custom_op.",
                 key="register_op",
             )
 

@@ -88,7 +88,7 @@ def _define_recurrent(op: Any, states: str, count: int, fake: Any) -> Any:
 
     def run(*args: Any) -> Any:
         # One of the operator's outputs may be a view of another, which a custom operator must not return.
-        return tuple(each.clone() for each in op(*args))
+        return tuple(result.clone() for result in op(*args))
 
     schema = f"(Tensor input, {states} hx, {_ARGUMENTS}) -> ({returned})"
     return _define(op, schema, run, fake, tags=(torch.Tag.nondeterministic_seeded,))
@@ -139,7 +139,9 @@ def is_binary(factor: Any) -> bool:
 
 def has_open_sizes(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:
     """Returns True if a resizing's old or new sizes are symbols."""
-    return not all(isinstance(each, (int, float)) for each in (*x.shape[2:], *(output_size or ()), *(factors or ())))
+    return not all(
+        isinstance(number, (int, float)) for number in (*x.shape[2:], *(output_size or ()), *(factors or ()))
+    )
 
 
 def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequence[float] | None) -> bool:

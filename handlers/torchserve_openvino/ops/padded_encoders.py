@@ -23,8 +23,8 @@ def last_layers(model: Any) -> frozenset[str]:
 
 def _last_layers(model: Any) -> list[nn.Module]:
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    encoders = [each for each in modules if isinstance(each, nn.TransformerEncoder)]
-    return [each.layers[-1] for each in encoders if getattr(each, "use_nested_tensor", False)]
+    encoders = [module for module in modules if isinstance(module, nn.TransformerEncoder)]
+    return [encoder.layers[-1] for encoder in encoders if getattr(encoder, "use_nested_tensor", False)]
 
 
 @contextmanager

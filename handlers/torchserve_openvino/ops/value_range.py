@@ -97,7 +97,7 @@ def _of_tensor(tensor: torch.Tensor) -> Range | None:
 
 
 def _union(ranges: list[Range | None]) -> Range | None:
-    known = [each for each in ranges if each is not None]
+    known = [interval for interval in ranges if interval is not None]
     return (min(r[0] for r in known), max(r[1] for r in known)) if len(known) == len(ranges) and known else None
 
 

@@ -131,7 +131,7 @@ def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str,
         done = precompile(folder, list(recipe.levels), step) if recipe.precompiles else []
         step("writing the archive")
         archive.write(folder, target)
-    summaries = [each.summary for each in done]
+    summaries = [step.summary for step in done]
     facts = {"archive": str(target), "bytes": target.stat().st_size, "precompiled": summaries, "quantized": quantized}
     if recipe.pretrained is None:
         return facts

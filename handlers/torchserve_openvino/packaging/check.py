@@ -75,7 +75,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
             except ConfigError as error:
                 # The rest is checked all the same, so that the user sees all errors at once.
                 errors = error.problems if isinstance(error, ConfigErrors) else (error,)
-                problems += [str(each).replace(f"{folder}{os.sep}", "") for each in errors]
+                problems += [str(error).replace(f"{folder}{os.sep}", "") for error in errors]
         else:
             problems.append(f"its configuration {name} is missing; package it with --config-file")
     problems += _handler(folder, model)

@@ -66,14 +66,14 @@ def hub_model(folder: Path, task: str | None) -> HubModel:
 
 
 def _task(folder: Path, config: dict[str, Any], name: str | None) -> tuple[Task, str]:
-    known = [each.handler for each in TASKS.values() if each.loader]
+    known = [task.handler for task in TASKS.values() if task.loader]
     if name is not None:
         task = named(name)
         if task is TASKS["image_classifier"]:
             # Whose transforms are torchvision's; a folder has its own.
             task = TASKS["hub_image_classifier"]
         if task is None or not task.loader:
-            hint = nearest(name, [*known, *(each.hub for each in TASKS.values() if each.hub)])
+            hint = nearest(name, [*known, *(task.hub for task in TASKS.values() if task.hub)])
             raise PackagingError(
                 f"unknown task {name!r}; valid tasks: {listed(known)}.{f' Did you mean {hint!r}?' if hint else ''}"
             )
@@ -117,10 +117,12 @@ def _checked(folder: Path, files: Iterable[Path]) -> tuple[Path, ...]:
     """
     real, files = folder.resolve(), tuple(files)
     # The hub's client keeps contents by their digest, and links to them: models--OWNER--NAME/snapshots/COMMIT/FILE.
-    cached = [each.parent for each in real.parents if each.name == "snapshots" and each.parent.name[:8] == "models--"]
+    cached = [
+        parent.parent for parent in real.parents if parent.name == "snapshots" and parent.parent.name[:8] == "models--"
+    ]
     for name in files:
         try:
-            contained(folder, str(name), [each / "blobs" for each in cached])
+            contained(folder, str(name), [folder_ / "blobs" for folder_ in cached])
         except OutsideError as error:
             raise PackagingError(
                 f"--hf {folder}: {error}, to {(folder / name).resolve()}, which is not part of the model. If it "

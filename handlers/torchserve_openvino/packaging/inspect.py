@@ -138,7 +138,7 @@ def _changed_passes(calls: list[Entry]) -> list[str]:
     from torchserve_openvino.passes.digests import graph_passes
 
     here = set(graph_passes())
-    names = {str(each).partition(" ")[0] for entry in calls for each in here ^ set(entry.fields.get("passes", ()))}
+    names = {str(digest).partition(" ")[0] for entry in calls for digest in here ^ set(entry.fields.get("passes", ()))}
     return [f"passes: compiled with other versions of {', '.join(sorted(names))}"] if names else []
 
 

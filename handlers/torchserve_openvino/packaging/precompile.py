@@ -156,7 +156,7 @@ def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> 
         how = f"{died}, again and again" if died in CRASHES else f"exit code {code}"
         said = "\n".join(last)
         raise PackagingError(f"the archive does not load ({how}):\n{said}")
-    if reasons := [each["reason"] for each in report["fallbacks"] if each["kind"] == "compile_died"]:
+    if reasons := [fallback["reason"] for fallback in report["fallbacks"] if fallback["kind"] == "compile_died"]:
         lines = "\n".join(f"  - {reason}" for reason in reasons)
         raise PackagingError(
             f"OpenVINO's compiler does not survive this model:\n{lines}\nChange what the compiler gets "

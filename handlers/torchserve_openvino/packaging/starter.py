@@ -88,7 +88,7 @@ def with_inputs(template: str, inputs: Sequence[Mapping[str, Any]]) -> str:
             lines.append(line)
         if line.rstrip() == "  openvino:":
             lines += ["    warmup:", "      inputs:"]
-            lines += [f"        - {_flow(each)}" for each in inputs]
+            lines += [f"        - {_flow(spec)}" for spec in inputs]
     return "\n".join(lines) + "\n"
 
 

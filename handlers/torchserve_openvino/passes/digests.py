@@ -28,22 +28,22 @@ _IMPORT = re.compile(r"^\s*(?:from|import) torchserve_openvino\.passes\.([\w.]+)
 
 def graph_passes() -> list[str]:
     """Returns name and digest of each pass that a graph goes through before its IR is stored, in their order."""
-    return described(each.run for each in (*FX_PASSES, *OV_PASSES) if each.stage != "device")
+    return described(pass_.run for pass_ in (*FX_PASSES, *OV_PASSES) if pass_.stage != "device")
 
 
 def device_passes(config: Mapping[str, Any]) -> list[str]:
     """Returns name and digest of each pass that a model goes through when it is compiled with these properties."""
-    return described(each.run for each in due(OV_PASSES, "device", PassContext(config=config)))
+    return described(pass_.run for pass_ in due(OV_PASSES, "device", PassContext(config=config)))
 
 
 def all_passes() -> list[str]:
     """Returns name and digest of every pass, whatever the properties."""
-    return described(each.run for each in (*FX_PASSES, *OV_PASSES))
+    return described(pass_.run for pass_ in (*FX_PASSES, *OV_PASSES))
 
 
 def described(passes: Iterable[Callable[..., None]]) -> list[str]:
     """Returns name and digest of each pass."""
-    return [f"{each.__name__} {file_digest(file_of(each))}" for each in passes]
+    return [f"{function.__name__} {file_digest(file_of(function))}" for function in passes]
 
 
 def file_of(function: Callable[..., Any]) -> Path:

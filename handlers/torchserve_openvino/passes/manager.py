@@ -51,7 +51,7 @@ class Pass(Generic[T]):
 
 def due(passes: Sequence[Pass[T]], stage: Stage, context: PassContext) -> list[Pass[T]]:
     """Returns the passes of a stage whose conditions hold."""
-    return [each for each in passes if each.stage == stage and (each.when is None or each.when(context))]
+    return [pass_ for pass_ in passes if pass_.stage == stage and (pass_.when is None or pass_.when(context))]
 
 
 def run_passes(passes: Sequence[Pass[T]], stage: Stage, subject: T, context: PassContext) -> None:
@@ -67,15 +67,15 @@ def run_passes(passes: Sequence[Pass[T]], stage: Stage, subject: T, context: Pas
         TorchServeOpenVINOError: A pass refuses the graph, with its reason.
         PassError: A pass failed unexpectedly.
     """
-    for each in due(passes, stage, context):
+    for pass_ in due(passes, stage, context):
         start = time.perf_counter()
         try:
-            each.run(subject, context)
+            pass_.run(subject, context)
         except TorchServeOpenVINOError:
             raise
         except Exception as error:
-            raise PassError(each.name, error) from error
-        context.seconds[each.name] = time.perf_counter() - start
+            raise PassError(pass_.name, error) from error
+        context.seconds[pass_.name] = time.perf_counter() - start
     if logger.isEnabledFor(logging.DEBUG):
         slowest = sorted(context.seconds.items(), key=lambda item: -item[1])
         logger.debug("Passes (%s): %s", stage, ", ".join(f"{name} {seconds:.4f} s" for name, seconds in slowest))

@@ -142,8 +142,8 @@ def name_weights(model: ov.Model, named: Iterable[tuple[str, NDArray[Any]]]) -> 
     """
     constants = {_digest(node.data): node for node in _weights(model) if node.get_element_type() == ov.Type.f32}
     for name, weight in named:
-        for each in (weight, weight.T):
-            if (node := constants.get(_digest(each))) is not None:
+        for form in (weight, weight.T):
+            if (node := constants.get(_digest(form))) is not None:
                 node.set_friendly_name(name)
                 break
 

@@ -79,7 +79,7 @@ def _one_of(section: Mapping[str, Any], field: str, supported: tuple[Any, ...], 
     value = section.get(field, default)
     value = value.lower() if isinstance(value, str) else value
     # True equals 1, and 4.0 equals 4.
-    if not any(value == each and type(value) is type(each) for each in supported):
+    if not any(value == choice and type(value) is type(choice) for choice in supported):
         raise _unsupported(field, value, ", ".join(map(str, supported)))
     return value
 

@@ -175,11 +175,11 @@ class _Decomposition:
 
     def _binary(self, node: Node, call: Callable[..., Any], relu: bool) -> _Value:
         x, y, scale, zero = node.args
-        left, right = (self._values[each] if isinstance(each, Node) else _Value(each) for each in (x, y))
+        left, right = (self._values[operand] if isinstance(operand, Node) else _Value(operand) for operand in (x, y))
         result = self._graph.call_function(call, (left.node, right.node))
         if relu:
             result = self._graph.call_function(torch.relu, (result,))
-        dtype = next(each.scale[2] for each in (left, right) if each.scale is not None)
+        dtype = next(operand.scale[2] for operand in (left, right) if operand.scale is not None)
         return self._quantized(result, self._number(scale), self._number(zero), dtype)
 
     # --- layers -----------------------------------------------------------------------------------------------

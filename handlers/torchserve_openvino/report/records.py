@@ -344,7 +344,7 @@ def precisions(kernels: Iterable[Kernel]) -> dict[str, float]:
         shares[kernel.precision] += (kernel.seconds or 0.0) if timed else 1.0
     total = sum(shares.values())
     rounded = {name: round(share / total, 4) for name, share in shares.items()}
-    return {name: share for name, share in sorted(rounded.items(), key=lambda each: -each[1]) if share}
+    return {name: share for name, share in sorted(rounded.items(), key=lambda item: -item[1]) if share}
 
 
 def by_kind(kernels: Iterable[Kernel]) -> list[dict[str, Any]]:

@@ -103,13 +103,15 @@ def render(report: dict[str, Any]) -> str:
             if products := part.get("products"):
                 lines.append(f"      {products_line(products)}")
             if kernels := part.get("kernels"):
-                words = [f"{each['count']}x {each['kind']} {each['precision']}" for each in kernels[:_MOST_KERNELS]]
+                words = [
+                    f"{kernel['count']}x {kernel['kind']} {kernel['precision']}" for kernel in kernels[:_MOST_KERNELS]
+                ]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")
-            for each in part.get("kept_in_floats", ()):
-                lines.append(f"      not in 8 bits: {each['count']}x {each['op']}: {each['why']}")
-        for name, each in graph.get("decomposed", {}).items():
-            into = ", ".join(f"{count}x {op}" for op, count in each["into"].items())
-            lines.append(f"    decomposed: {each['count']}x {name} into {into}")
+            for kept in part.get("kept_in_floats", ()):
+                lines.append(f"      not in 8 bits: {kept['count']}x {kept['op']}: {kept['why']}")
+        for name, item in graph.get("decomposed", {}).items():
+            into = ", ".join(f"{count}x {op}" for op, count in item["into"].items())
+            lines.append(f"    decomposed: {item['count']}x {name} into {into}")
     if outside := report.get("outside"):
         ops = ", ".join(f"{count}x {op}" for op, count in outside.items())
         lines.append(f"  outside any graph, in eager PyTorch: {ops}")

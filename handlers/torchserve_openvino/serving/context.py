@@ -85,4 +85,4 @@ def compiler_of(part: nn.Module | None, compilers: Iterable[MethodCompiler]) -> 
     """Returns the compiler of a part; None if that is a module, or a method that is compiled as one."""
     if not isinstance(part, MethodGraph):
         return None
-    return next((each for each in compilers if each.matches(part)), None)
+    return next((compiler for compiler in compilers if compiler.matches(part)), None)

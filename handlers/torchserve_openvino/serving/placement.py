@@ -70,7 +70,7 @@ def stored_placement(
         cases: Names of the cases.
         may_leave: Whether the fallback policy lets partitions run in eager PyTorch.
     """
-    partitions = sorted((each.name, each.record.op_counts) for each in compiled.running.values())
+    partitions = sorted((partition.name, partition.record.op_counts) for partition in compiled.running.values())
     fields = {
         "partitions": [[name, dict(sorted(counts.items()))] for name, counts in partitions],
         "cases": list(cases),

@@ -236,7 +236,7 @@ def without(facts: Mapping[str, Any], name: str, problem: str) -> dict[str, Any]
         name: The precision that is not served.
         problem: Why it is not.
     """
-    order = [each for each in facts["order"] if each != name]
+    order = [precision for precision in facts["order"] if precision != name]
     kept = {key: value for key, value in facts.items() if key != "decided"}
     return {**kept, "chosen": order[0], "order": order, "rejected": {**facts["rejected"], name: problem}}
 

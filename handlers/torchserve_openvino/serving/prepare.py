@@ -202,7 +202,9 @@ class Preparation:
     def _time_calls(self, prepared: Prepared) -> None:
         """Sets what a call costs beside its rows, from the calls that verification made."""
         times = self._admission.times
-        calls = [(each, times[str(each)].fastest) for each in prepared.signatures if str(each) in times]
+        calls = [
+            (signature, times[str(signature)].fastest) for signature in prepared.signatures if str(signature) in times
+        ]
         prepared.model.overhead = overhead(
             [(signature.batch * math.prod(signature.dims.values()), seconds) for signature, seconds in calls]
         )

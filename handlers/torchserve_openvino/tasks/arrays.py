@@ -29,7 +29,7 @@ class Arrays(SelfWritten):
 
     def least_bytes(self) -> int:
         """Returns the bytes that the numbers of its tensors take at least."""
-        return _LEAST_BYTES * sum(each.numel() for each in tree_leaves(self.value) if isinstance(each, torch.Tensor))
+        return _LEAST_BYTES * sum(leaf.numel() for leaf in tree_leaves(self.value) if isinstance(leaf, torch.Tensor))
 
     def plain(self) -> Any:
         """Returns the answer as plain JSON data."""

@@ -78,7 +78,7 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
         forms.append(("explanation", "serialization", TypeAdapter(handler.explanations)))
     schemas, common = TypeAdapter.json_schemas(forms, schema_generator=_Untitled)  # type: ignore[arg-type]
     definitions: Mapping[str, Any] = {name: schema for (name, _), schema in schemas.items()}
-    each = {"anyOf": [_ref("answer"), _ref("refusal")]}
+    item = {"anyOf": [_ref("answer"), _ref("refusal")]}
     about = TASKS[handler.task]
     return {
         "$schema": _DIALECT,
@@ -89,7 +89,7 @@ def schema_of(handler: type[HasForms]) -> dict[str, Any]:
             "request": _ref("request"),
             "answer": {"anyOf": [_ref("answer"), _ref("answers"), _ref("refusal")]},
         },
-        "$defs": {**common.get("$defs", {}), **definitions, "answers": {"type": "array", "items": each}},
+        "$defs": {**common.get("$defs", {}), **definitions, "answers": {"type": "array", "items": item}},
     }
 
 

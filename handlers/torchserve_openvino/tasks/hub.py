@@ -225,7 +225,7 @@ class HubHandler(ItemHandler):
     def _checked(self, ask: RequestBody, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
         """Returns a request with its inputs, whose parameters and size are checked."""
         checked = parameters_of(kind, ask.parameters)
-        parts = [Part(each, checked, ask.form) for each in ask.inputs]
+        parts = [Part(item, checked, ask.form) for item in ask.inputs]
         # Before any of them is tokenized, which takes much more time and memory than the request itself.
         characters, most = sum(map(self.characters, parts)), self._openvino.config.openvino.text.max_bytes
         if characters > most:

@@ -90,11 +90,11 @@ class ItemHandler(TaskHandler):
             return self.answer_items(items)
         answers: list[Any] = [None] * len(items)
         for kind, answer in ((False, self.answer_items), (True, self.explain_items)):
-            positions = [position for position, each in enumerate(explained) if each is kind]
+            positions = [position for position, flag in enumerate(explained) if flag is kind]
             if positions:
                 some = answer([items[position] for position in positions])
-                for position, each in zip(positions, some, strict=True):
-                    answers[position] = each
+                for position, prediction in zip(positions, some, strict=True):
+                    answers[position] = prediction
         return answers
 
     def answer_items(self, items: list[Any]) -> list[Any]:
@@ -175,7 +175,7 @@ class ItemHandler(TaskHandler):
         result = eager_watch.EagerWatch([], seen.append).watch(run)
         seconds = time.perf_counter() - start
         # What is counted is one pass through the model, however many the computation has.
-        largest = max(seen, key=lambda each: each.ops, default=eager_watch.Eager(None, "", "", ""))
+        largest = max(seen, key=lambda computation: computation.ops, default=eager_watch.Eager(None, "", "", ""))
         reason = "they need gradients, which compiled graphs do not have"
         if self._openvino.report.tracker.add_uncompiled(
             name, largest.where, largest.ops, seconds, reason, caused_by_request=True

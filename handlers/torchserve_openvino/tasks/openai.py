@@ -132,9 +132,12 @@ def _refuse_other(name: str, value: Any, unsupported: Mapping[str, tuple[Any, ..
         )
     # JSON has no 0 that is not also 0.0; but True equals 1 in Python.
     neutral = unsupported[name]
-    if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+    if any(
+        value == neutral_value and isinstance(value, bool) == isinstance(neutral_value, bool)
+        for neutral_value in neutral
+    ):
         return
-    instead = f", or set it to {listed([repr(each) for each in neutral])}" if neutral else ""
+    instead = f", or set it to {listed([repr(neutral_value) for neutral_value in neutral])}" if neutral else ""
     raise RequestError(f"{name} is not supported here: leave it out{instead}", param=name, code="unsupported_field")
 
 

@@ -85,7 +85,7 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
         if name in value:
             return value[name], parameters
     if fields and fields <= value.keys():
-        return {name: each for name, each in value.items() if name != "parameters"}, parameters
+        return {name: item for name, item in value.items() if name != "parameters"}, parameters
     keys = ", ".join(map(repr, list(value)[:5])) or "no key"
     alternatives = f" or {listed(sorted(fields))}" if fields else ""
     raise InvalidInputError(f'the JSON object needs "inputs"{alternatives}; it has {keys}')
@@ -166,10 +166,10 @@ def check_characters(value: Any, what: str) -> None:
     """
     level = [value]
     while level:
-        for each in level:
-            if isinstance(each, str) and (at := _surrogate(each)) is not None:
+        for item in level:
+            if isinstance(item, str) and (at := _surrogate(item)) is not None:
                 raise InvalidInputError(f"{what} holds half of a surrogate pair at {at}, which is no character")
-        level = [inner for each in level for inner in _contents(each)]
+        level = [inner for item in level for inner in _contents(item)]
 
 
 def _surrogate(text: str) -> int | None:

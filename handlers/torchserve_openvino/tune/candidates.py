@@ -147,14 +147,14 @@ def ranked(
             server = Server(count, size, delay, interpolated(dict(measured)))
             predicted[Candidate(engine, count, size, delay)] = highest_rate(server, limit)
     predicted.pop(present, None)
-    order = sorted(predicted, key=lambda each: -predicted[each])
+    order = sorted(predicted, key=lambda candidate: -predicted[candidate])
     if not order:
         return []
     chosen: list[Candidate] = []
     for candidate in order:
         kind = (candidate.engine, candidate.workers)
         near = predicted[candidate] > predicted[order[0]] / 1.5
-        if near and kind not in {(each.engine, each.workers) for each in chosen}:
+        if near and kind not in {(other.engine, other.workers) for other in chosen}:
             chosen.append(candidate)
     chosen += [candidate for candidate in order if candidate not in chosen]
     return [(candidate, predicted[candidate]) for candidate in chosen[:most]]

@@ -28,7 +28,9 @@ def effects_of(
     """
     base = choice.best.candidate if choice.best is not None else present
     engines = _of_engines(base.engine, times)
-    return sorted([*engines, *_of_servers(base, choice.standings)], key=lambda each: (each["key"], each["measured"]))
+    return sorted(
+        [*engines, *_of_servers(base, choice.standings)], key=lambda effect: (effect["key"], effect["measured"])
+    )
 
 
 def _of_engines(base: Engine, times: dict[Engine, dict[int, float]]) -> Iterator[dict[str, Any]]:
@@ -40,7 +42,7 @@ def _of_engines(base: Engine, times: dict[Engine, dict[int, float]]) -> Iterator
 
 
 def _of_servers(base: Candidate, standings: list[Standing[Candidate]]) -> Iterator[dict[str, Any]]:
-    best = next((each for each in standings if each.candidate == base), None)
+    best = next((standing for standing in standings if standing.candidate == base), None)
     for standing in standings:
         name = _only_difference(base, standing.candidate)
         if name and name != "engine" and best is not None and standing.ratio and best.ratio:
@@ -49,7 +51,7 @@ def _of_servers(base: Candidate, standings: list[Standing[Candidate]]) -> Iterat
 
 
 def _effect(name: str, base: Any, other: Any, ratio: float, measured: str) -> dict[str, Any]:
-    values = [_shown(getattr(each, name)) for each in (base, other)]
+    values = [_shown(getattr(candidate, name)) for candidate in (base, other)]
     return {
         "key": _KEYS.get(name, name), "base": values[0], "value": values[1], "times": round(ratio, 3),
         "measured": measured,
@@ -59,7 +61,7 @@ def _effect(name: str, base: Any, other: Any, ratio: float, measured: str) -> di
 def _only_difference(base: Any, other: Any) -> str:
     """Returns the only field in which two of a kind differ; empty if there is none, or more than one."""
     assert is_dataclass(base)
-    names = [each.name for each in fields(base) if getattr(base, each.name) != getattr(other, each.name)]
+    names = [field.name for field in fields(base) if getattr(base, field.name) != getattr(other, field.name)]
     return names[0] if len(names) == 1 else ""
 
 

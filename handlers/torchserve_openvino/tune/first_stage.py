@@ -158,13 +158,15 @@ class FirstStage:
             + (f" ({option.why})" if option.why else "")
             for option, gain in effects.items()
         }
-        return worth_taking({option: each for option, each in effects.items() if isinstance(each, Interval)}), results
+        return worth_taking(
+            {option: effect for option, effect in effects.items() if isinstance(effect, Interval)}
+        ), results
 
     def _copies(self, option: Option) -> int:
         """Returns about how many bytes of weights a worker holds, if an option gives each shape a graph; else 0."""
         if option.changes.get(ONE_GRAPH, True):
             return 0
-        compiled: dict[KeyPath, Any] = {each.path: each.compiled for each in self.sizes.lengths}
+        compiled: dict[KeyPath, Any] = {length.path: length.compiled for length in self.sizes.lengths}
         lengths = math.prod(len(option.changes.get(path, present)) for path, present in compiled.items())
         batches = max(self._settings.batch_sizes or _SIZES).bit_length()
         return lengths * batches * self._variants.bytes

@@ -44,9 +44,11 @@ class Observer:
         for name, seen in self._lengths.items():
             key, unit = self._key(name)
             if seen:
-                compiled = [round(each / unit, 3) for each in self._batching.dims[name]]
-                lengths.append({"key": key, "seen": [math.ceil(each / unit) for each in seen], "compiled": compiled})
-        rows = [each for each in self._rows if each]
+                compiled = [round(length / unit, 3) for length in self._batching.dims[name]]
+                lengths.append(
+                    {"key": key, "seen": [math.ceil(length / unit) for length in seen], "compiled": compiled}
+                )
+        rows = [row for row in self._rows if row]
         return {"lengths": lengths, "rows": rows, "mode": self._batching.mode, "buckets": self._batching.buckets}
 
     def _key(self, name: str) -> tuple[str, int]:
@@ -74,4 +76,4 @@ class Observer:
         for name, length in fitted.lengths.items():
             # Rows of one call were padded to the longest of them.
             own = masks[name].count_nonzero(1).tolist() if name in masks else [length] * fitted.rows
-            self._lengths[name] += [max(1, int(each)) for each in own]
+            self._lengths[name] += [max(1, int(length)) for length in own]

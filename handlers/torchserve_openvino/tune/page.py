@@ -48,7 +48,7 @@ def as_json(
         "settings": settings.model_dump(),
         "machine": machine(cores),
         "seconds": round(result.seconds, 1),
-        "candidates": [_standing(each, result) for each in result.choice.standings],
+        "candidates": [_standing(standing, result) for standing in result.choice.standings],
         "engines": [{"engine": str_of(e), "ms": t} for e, t in result.profile.times.items()],
         "windows": sum(len(trial.windows) for _, trial in result.trials),
         "disturbed": sum(trial.disturbed for _, trial in result.trials),
@@ -56,17 +56,17 @@ def as_json(
         "options": result.profile.options,
         "sizes": result.profile.sizes,
         "rejected": [{"engine": str_of(e), "reason": reason} for e, reason in result.profile.rejected.items()],
-        "trials": [{"candidate": str(each), **vars(trial)} for each, trial in result.trials],
+        "trials": [{"candidate": str(candidate), **vars(trial)} for candidate, trial in result.trials],
     }
 
 
 def _autoscaling(result: Result) -> dict[str, Any] | None:
     """Returns targets for autoscalers at the winner's lowest rate; None where no rate held."""
     best = result.choice.best
-    trials = [each for candidate, each in result.trials if best and candidate == best.candidate and each.rate]
+    trials = [trial for candidate, trial in result.trials if best and candidate == best.candidate and trial.rate]
     if best is None or not trials:
         return None
-    slowest = min(trials, key=lambda each: each.rate)
+    slowest = min(trials, key=lambda trial: trial.rate)
     medians = [window["p50"] for window in slowest.windows if window["rate"] == slowest.rate and window["p50"]]
     if not medians:
         return None
@@ -97,8 +97,8 @@ def to_html(facts: Mapping[str, Any]) -> str:
         raise ConfigError("the page needs jinja2: pip install 'torchserve-openvino[tune]'.") from error
     template = (Path(__file__).parent / "page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    sizes = sorted({int(size) for each in facts["engines"] for size in each["ms"]})
-    by_size = [{int(size): ms for size, ms in each["ms"].items()} for each in facts["engines"]]
+    sizes = sorted({int(size) for engine in facts["engines"] for size in engine["ms"]})
+    by_size = [{int(size): ms for size, ms in engine["ms"].items()} for engine in facts["engines"]]
     headline = f"{facts['reason'][:1].upper()}{facts['reason'][1:]}."
     used = facts["machine"]
     return environment.from_string(template).render(
@@ -109,24 +109,24 @@ def to_html(facts: Mapping[str, Any]) -> str:
         effects=facts["effects"],
         lengths=[
             {
-                "key": each["key"],
-                "compiled": ", ".join(f"{length:g}" for length in each["compiled"]),
-                "seen": each["summary"],
-                "padding": f"{each['padding']:.0%}",
+                "key": lengths["key"],
+                "compiled": ", ".join(f"{length:g}" for length in lengths["compiled"]),
+                "seen": lengths["summary"],
+                "padding": f"{lengths['padding']:.0%}",
             }
-            for each in facts["sizes"].get("lengths", ())
+            for lengths in facts["sizes"].get("lengths", ())
         ],
         facts=list(filter(None, (facts["confirmation"], facts["claim"], *facts["warnings"], _effort(facts)))),
         unit=_UNITS[facts["settings"]["goal"]],
         plot=_plot(facts),
-        rows=[_row(each, facts) for each in facts["candidates"]],
+        rows=[_row(candidate, facts) for candidate in facts["candidates"]],
         sizes=sizes,
         options=facts["options"],
         engines=[
-            {"name": each["engine"], "times": [f"{ms[size]:.1f}" if size in ms else "" for size in sizes]}
-            for each, ms in zip(facts["engines"], by_size, strict=True)
+            {"name": engine["engine"], "times": [f"{ms[size]:.1f}" if size in ms else "" for size in sizes]}
+            for engine, ms in zip(facts["engines"], by_size, strict=True)
         ],
-        rejected=[{"name": each["engine"], "reason": each["reason"]} for each in facts["rejected"]],
+        rejected=[{"name": entry["engine"], "reason": entry["reason"]} for entry in facts["rejected"]],
         changed="\n".join(f"{key}: {value}" for key, value in facts["changed"].items()),
         machine=f"{used['processor']}, {used['cores']} core(s), {used['system']}; "
         + ", ".join(f"{name} {number}" for name, number in used["versions"].items()),
@@ -143,7 +143,7 @@ def str_of(engine: Engine) -> str:
 
 
 def _standing(standing: Standing[Candidate], result: Result) -> dict[str, Any]:
-    trials = [trial for each, trial in result.trials if each == standing.candidate]
+    trials = [trial for candidate, trial in result.trials if candidate == standing.candidate]
     p99s = sorted(trial.p99_ms for trial in trials if trial.p99_ms is not None)
     predicted = result.predicted.get(standing.candidate)
     return {
@@ -158,20 +158,24 @@ def _standing(standing: Standing[Candidate], result: Result) -> dict[str, Any]:
     }
 
 
-def _row(each: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _row(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     kind = (
-        "best" if each["candidate"] == facts["choice"] else "present" if each["candidate"] == facts["present"] else ""
+        "best"
+        if candidate["candidate"] == facts["choice"]
+        else "present"
+        if candidate["candidate"] == facts["present"]
+        else ""
     )
-    ratio = each["ratio"]
+    ratio = candidate["ratio"]
     return {
-        "name": each["candidate"],
+        "name": candidate["candidate"],
         "kind": kind,
-        "score": f"{each['score']:.1f}" if each["score"] else "",
+        "score": f"{candidate['score']:.1f}" if candidate["score"] else "",
         "ratio": f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "",
-        "p99": f"{each['p99_ms']:.0f}" if each["p99_ms"] else "",
-        "memory": f"{each['memory'] / 1e6:.0f}" if each["memory"] else "",
-        "predicted": f"{each['predicted']:.1f}" if each["predicted"] else "",
-        "result": each["left"] or ("chosen" if kind == "best" else ""),
+        "p99": f"{candidate['p99_ms']:.0f}" if candidate["p99_ms"] else "",
+        "memory": f"{candidate['memory'] / 1e6:.0f}" if candidate["memory"] else "",
+        "predicted": f"{candidate['predicted']:.1f}" if candidate["predicted"] else "",
+        "result": candidate["left"] or ("chosen" if kind == "best" else ""),
     }
 
 
@@ -210,7 +214,7 @@ def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     # Of all windows that held undisturbed: none has both a higher rate and a lower latency.
     front: list[tuple[float, float]] = []
-    for _, window in sorted(points, key=lambda each: (-each[1]["rate"], each[1]["p99"])):
+    for _, window in sorted(points, key=lambda point: (-point[1]["rate"], point[1]["p99"])):
         if window["held"] and not window["disturbed"] and (not front or window["p99"] < front[-1][1]):
             front.append((window["rate"], window["p99"]))
     return {
@@ -218,8 +222,8 @@ def _plot(facts: Mapping[str, Any]) -> dict[str, Any]:
         "height": _HEIGHT,
         "left": _LEFT,
         "bottom": _BOTTOM,
-        "x_ticks": [{"at": x(each), "text": f"{each:g}"} for each in _ticks(right)],
-        "y_ticks": [{"at": y(each), "text": f"{each:g}"} for each in _ticks(top)],
+        "x_ticks": [{"at": x(tick), "text": f"{tick:g}"} for tick in _ticks(right)],
+        "y_ticks": [{"at": y(tick), "text": f"{tick:g}"} for tick in _ticks(top)],
         "limit": y(limit) if limit and limit < top else None,
         "limit_text": f"limit {limit:g} ms" if limit else "",
         "cut": sum(window["p99"] > top for _, window in points),

@@ -105,7 +105,7 @@ class Process:
         reply = self._ask({"do": "answers"})
         # Requests may have fallen back where the warm-up did not.
         self.report, replies = reply["report"], reply["answers"]
-        return [Answer(each["status"], each["content_type"], base64.b64decode(each["body"])) for each in replies]
+        return [Answer(reply["status"], reply["content_type"], base64.b64decode(reply["body"])) for reply in replies]
 
     def sizes(self) -> dict[str, Any]:
         """Returns the sizes of the requests, as `Observer.to_plain` has them, once they were answered."""
@@ -120,7 +120,7 @@ class Process:
             first: Position of the first request; equal positions are equal requests in all processes.
         """
         command = {"do": "call", "size": size, "calls": calls, "first": first}
-        return [float(each) for each in self._ask(command)["ms"]]
+        return [float(value) for value in self._ask(command)["ms"]]
 
     def close(self) -> None:
         """Ends the process."""
@@ -235,7 +235,8 @@ def profile(
                 calls = {size: max(1, min(_MOST_CALLS, int(_LEAST_MS / ms))) for size, ms in usual.items()}
     result.rounds = times
     result.times = {
-        engine: {size: statistics.median(values) for size, values in each.items()} for engine, each in times.items()
+        engine: {size: statistics.median(values) for size, values in by_size.items()}
+        for engine, by_size in times.items()
     }
     return result
 
@@ -251,9 +252,11 @@ def _lacks_memory(running: Iterable[Process]) -> str | None:
 def fallbacks_in(report: Mapping[str, Any]) -> dict[str, str]:
     """Returns what a report says to run outside OpenVINO, each with its reason; not what is faster there."""
     return {
-        f"{each.get('kind')} {each.get('op') or ''}".strip(): str(each.get("reason") or "").partition("\n")[0][:200]
-        for each in report.get("fallbacks") or ()
-        if each.get("kind") != "slower"
+        f"{fallback.get('kind')} {fallback.get('op') or ''}".strip(): str(fallback.get("reason") or "").partition("\n")[
+            0
+        ][:200]
+        for fallback in report.get("fallbacks") or ()
+        if fallback.get("kind") != "slower"
     }
 
 

@@ -142,8 +142,8 @@ def _is_numbers(value: Any) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         flat = value[0] if value else None
         if isinstance(flat, list):
-            return all(_is_numbers(each) for each in value)
+            return all(_is_numbers(item) for item in value)
         return (
-            bool(value) and all(_is_number(each) for each in value) and any(isinstance(each, float) for each in value)
+            bool(value) and all(_is_number(item) for item in value) and any(isinstance(item, float) for item in value)
         )
     return False

@@ -52,7 +52,7 @@ class Lengths:
         Args:
             compiled: Compiled lengths, ascending; the last one is at least the longest row.
         """
-        computed = sum(compiled[min(bisect_left(compiled, each), len(compiled) - 1)] for each in self.seen)
+        computed = sum(compiled[min(bisect_left(compiled, length), len(compiled) - 1)] for length in self.seen)
         return max(0.0, 1 - sum(self.seen) / computed) if computed else 0.0
 
     def summary(self) -> str:
@@ -89,13 +89,17 @@ class RequestSizes:
         buckets = plain["buckets"]
         sizes = {2**n for n in range(largest.bit_length()) if 2**n < largest} if buckets == "auto" else set(buckets)
         batches = sorted({*sizes, largest}) if max(sizes, default=0) < largest else sorted(sizes)
-        return cls([Lengths(**each) for each in plain["lengths"]], list(plain["rows"]), plain["mode"], batches)
+        return cls([Lengths(**length) for length in plain["lengths"]], list(plain["rows"]), plain["mode"], batches)
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the sizes with the padding of the present lengths, JSON-safe."""
         lengths = [
-            {**asdict(each), "summary": each.summary(), "padding": each.padding(each.compiled) if self._pads else 0.0}
-            for each in self.lengths
+            {
+                **asdict(length),
+                "summary": length.summary(),
+                "padding": length.padding(length.compiled) if self._pads else 0.0,
+            }
+            for length in self.lengths
         ]
         return {"lengths": lengths, "rows": self.rows, "mode": self.mode}
 
@@ -113,9 +117,9 @@ class RequestSizes:
             # Any other list would refuse or accept other requests.
             return []
         counts = DEFAULT_COUNTS if counts is None else counts
-        result = [option for each in self.lengths for option in self._of_lengths(each, counts)]
-        if self._pads and counts and any(len(set(each.seen)) > 1 for each in self.lengths):
-            why = f"no length is padded; {'; '.join(each.summary() for each in self.lengths)}"
+        result = [option for length in self.lengths for option in self._of_lengths(length, counts)]
+        if self._pads and counts and any(len(set(length.seen)) > 1 for length in self.lengths):
+            why = f"no length is padded; {'; '.join(length.summary() for length in self.lengths)}"
             result.append(Option(MODE, '"dynamic"', why=why))
         return result + (self._of_batches() if self._pads and counts else [])
 
@@ -175,7 +179,7 @@ def fitted_lengths(seen: Sequence[int], count: int, longest: int, steps: int = _
     """
     step = max(1, longest // steps)
     while True:
-        weights = Counter(min(longest, -(-max(each, 1) // step) * step) for each in seen)
+        weights = Counter(min(longest, -(-max(length, 1) // step) * step) for length in seen)
         if len(weights) <= _MOST_DISTINCT:
             break
         step *= 2

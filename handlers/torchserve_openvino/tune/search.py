@@ -104,7 +104,7 @@ class Search(Generic[C]):
             present: The configuration in use; it takes part in each round.
             others: Further candidates, the most promising ones first.
         """
-        standings = self.standings = [Standing(each) for each in (present, *others)]
+        standings = self.standings = [Standing(candidate) for candidate in (present, *others)]
         racing = list(standings)
         rounds = 0
         while self._affordable(racing, rounds):
@@ -112,11 +112,11 @@ class Search(Generic[C]):
                 self._measure(standing, rounds)
                 self.tick(standings)
             rounds += 1
-            racing = [each for each in racing if not each.left]
+            racing = [standing for standing in racing if not standing.left]
             if rounds >= 2:
                 self._drop_worse(standings, rounds)
             self._halve(standings[0], racing, rounds)
-            racing = [each for each in racing if not each.left]
+            racing = [standing for standing in racing if not standing.left]
             # Without a rival, further rounds of the present one say nothing.
             if len(racing) < 2:
                 break
@@ -124,7 +124,7 @@ class Search(Generic[C]):
 
     def so_far(self) -> Choice[C]:
         """Returns the choice by what is known when the search was interrupted, incomplete rounds included."""
-        rounds = max((len(each.scores) for each in self.standings), default=0)
+        rounds = max((len(standing.scores) for standing in self.standings), default=0)
         if rounds >= 2:
             self._drop_worse(self.standings, rounds)
         return self._choose(self.standings, rounds)
@@ -148,7 +148,7 @@ class Search(Generic[C]):
         standing.scores.append(score)
 
     def _drop_worse(self, standings: Sequence[Standing[C]], rounds: int) -> None:
-        able = [each for each in standings if math.isfinite(each.score)]
+        able = [standing for standing in standings if math.isfinite(standing.score)]
         if len(able) < 2:
             return
         for standing, ratio in zip(able, contrasts(_table(able, rounds), _CONFIDENCE), strict=True):
@@ -158,26 +158,26 @@ class Search(Generic[C]):
 
     def _halve(self, present: Standing[C], racing: Sequence[Standing[C]], rounds: int) -> None:
         """Drops the lower half as long as the budget does not allow three more rounds of all."""
-        left = [each for each in racing if not each.left]
+        left = [standing for standing in racing if not standing.left]
         while len(left) > 2 and self.trials + 3 * len(left) > self.budget:
-            ranked = sorted(left, key=lambda each: each.score, reverse=True)
+            ranked = sorted(left, key=lambda standing: standing.score, reverse=True)
             keep = ranked[: max(2, (len(ranked) + 1) // 2)]
             for standing in ranked:
                 if standing not in keep and standing is not present:
                     standing.left = f"in the lower half after {rounds} rounds"
-            shorter = [each for each in left if not each.left]
+            shorter = [standing for standing in left if not standing.left]
             if len(shorter) == len(left):
                 break
             left = shorter
 
     def _choose(self, standings: list[Standing[C]], rounds: int) -> Choice[C]:
         present = standings[0]
-        able = [each for each in standings if math.isfinite(each.score)]
+        able = [standing for standing in standings if math.isfinite(standing.score)]
         if not able:
             return Choice(standings, None, _none_serves(standings), self.trials)
         if present in able and rounds < 2:
             return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
-        best = max((each for each in able if not each.left or each is present), key=_ratio_or_score)
+        best = max((standing for standing in able if not standing.left or standing is present), key=_ratio_or_score)
         if present not in able and not present.left:
             # Interrupted: nothing can be better than what was not measured.
             reason = "the search was interrupted before the present configuration was measured, which stays"
@@ -197,10 +197,10 @@ class Search(Generic[C]):
 def _none_serves(standings: Sequence[Standing[C]]) -> str:
     """Returns that there is no candidate, and which one came nearest to the limit that it broke."""
     reason = "no candidate serves the requests within the limits"
-    tried = [each for each in standings if each.left]
+    tried = [standing for standing in standings if standing.left]
     if not tried:
         return "the search was interrupted before any candidate was measured"
-    nearest = min(tried, key=lambda each: each.excess)
+    nearest = min(tried, key=lambda trial: trial.excess)
     kind = "the nearest is" if math.isfinite(nearest.excess) else "for example"
     return f"{reason}; {kind} {nearest.candidate}: {nearest.left}"
 

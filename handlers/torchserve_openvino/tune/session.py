@@ -154,9 +154,9 @@ class Session:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def _show(self, standings: list[Standing[Candidate]]) -> None:
-        able = [each for each in standings if math.isfinite(each.score)]
+        able = [standing for standing in standings if math.isfinite(standing.score)]
         if able:
-            best = max(able, key=lambda each: each.score)
+            best = max(able, key=lambda standing: standing.score)
             self.tell(f"best so far: {best.candidate} with {best.score:.1f}")
 
 
@@ -217,7 +217,7 @@ class _Trials:
 
     def confirm(self, candidate: Candidate) -> Trial | None:
         """Starts the winner once more, and measures its rate; None if it had none, or could not serve again."""
-        rates = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        rates = [trial.rate for other, trial in self.done if other == candidate and trial.rate]
         if not rates:
             return None
         key, rate = f"{candidate}#confirmed", self._settings.rate or statistics.median(rates)
@@ -240,17 +240,17 @@ class _Trials:
         """Returns what the windows at the winner's rate say about its p99, taken together."""
         if self._settings.p99 is None:
             return None
-        rates = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        rates = [trial.rate for other, trial in self.done if other == candidate and trial.rate]
         lowest = min(rates, default=0.0)
         windows = [
-            window for each, trial in self.done if each == candidate for window in trial.windows
+            window for other, trial in self.done if other == candidate for window in trial.windows
             if window["rate"] <= lowest and not window["disturbed"]
         ]  # fmt: skip
         return claim_quantile(sum(window["requests"] for window in windows), sum(window["late"] for window in windows))
 
     def _measure(self, candidate: Candidate, turn: int) -> dict[str, Any]:
         self._bench.tell(f"{candidate}, round {turn}")
-        earlier = [trial.rate for each, trial in self.done if each == candidate and trial.rate]
+        earlier = [trial.rate for other, trial in self.done if other == candidate and trial.rate]
         start = earlier[-1] if earlier else self._predicted.get(candidate, 0.0)
         return self._started(
             candidate, lambda archive: self._bench.run(archive, candidate.engine.precision, start, turn)
@@ -300,13 +300,13 @@ class State:
         stored = self._content.get("profile")
         if stored is None:
             return None
-        times = {_engine(key): {int(size): ms for size, ms in each.items()} for key, each in stored["times"]}
+        times = {_engine(key): {int(size): ms for size, ms in by_size.items()} for key, by_size in stored["times"]}
         rejected = {_engine(key): reason for key, reason in stored["rejected"]}
         return Profile(times, rejected, options=stored["options"], sizes=stored["sizes"])
 
     def keep_profile(self, known: Profile) -> None:
         """Writes the results of the first stage."""
-        times = [(astuple(engine), each) for engine, each in known.times.items()]
+        times = [(astuple(engine), by_size) for engine, by_size in known.times.items()]
         rejected = [(astuple(engine), reason) for engine, reason in known.rejected.items()]
         self._content["profile"] = {
             "times": times, "rejected": rejected, "options": known.options, "sizes": known.sizes,
@@ -330,7 +330,7 @@ class State:
 def _engine(stored: Sequence[Any]) -> Engine:
     """Returns the engine that `astuple` made lists of."""
     precision, threads, streams, options = stored
-    return Engine(precision, threads, streams, tuple(_option(*each) for each in options))
+    return Engine(precision, threads, streams, tuple(_option(*option) for option in options))
 
 
 def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]], why: str) -> Option:

@@ -129,7 +129,7 @@ class Bench:
             held = confirmed(rate, recorded)
             if held and (self.settings.goal != "latency" or held == rate):
                 last = [window for window in windows if window.rate == held]
-                self._take(trial, held, sorted(last, key=lambda each: each.percentile(0.99))[len(last) // 2])
+                self._take(trial, held, sorted(last, key=lambda window: window.percentile(0.99))[len(last) // 2])
         return trial
 
     @contextlib.contextmanager
@@ -219,7 +219,7 @@ class Bench:
             windows = [window_at(self.settings.rate) for _ in range(3)]
             if not all(window.held for window in windows):
                 raise self._missed(windows)
-            self._take(trial, self.settings.rate, sorted(windows, key=lambda each: each.percentile(0.99))[1])
+            self._take(trial, self.settings.rate, sorted(windows, key=lambda window: window.percentile(0.99))[1])
             return
         # No more than the closed loop reaches; the first guess is near it.
         first = min(start, 0.85 * ceiling.rate) if start else 0.7 * ceiling.rate
@@ -236,7 +236,7 @@ class Bench:
 
     def _missed(self, windows: Sequence[MeasuredWindow]) -> RejectedError:
         """Returns that no window held, and by how much the best of them missed the limits."""
-        best = min(windows, key=lambda each: (sum(each.failures.values()), each.percentile(0.99)))
+        best = min(windows, key=lambda window: (sum(window.failures.values()), window.percentile(0.99)))
         if best.failures:
             return RejectedError(f"requests failed at each rate: {dict(best.failures)} {best.examples[:1]}")
         p99, limits = best.percentile(0.99), self.settings.limit

@@ -45,7 +45,7 @@ def _set(text: str, path: KeyPath, value: Any, comment: str) -> str:
     if not isinstance(node, yaml.MappingNode):
         return with_line_end(text) + _block(path, value, 0, comment, newline)
     for depth, key in enumerate(path):
-        child = next((each for name, each in node.value if name.value == key), None)
+        child = next((item for name, item in node.value if name.value == key), None)
         if child is None:
             return _insert(text, node, path[depth:], value, comment, newline)
         if depth == len(path) - 1:

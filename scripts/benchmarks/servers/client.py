@@ -166,7 +166,7 @@ async def carry_out(order: Order, go: Callable[[], Awaitable[Any]]) -> dict[str,
         **asdict(tally),
         "counted": len(ordered),
         "rate": tally.right / order.seconds,
-        **{f"p{each}": percentile(ordered, each / 100) if ordered else None for each in (50, 90, 99)},
+        **{f"p{percent}": percentile(ordered, percent / 100) if ordered else None for percent in (50, 90, 99)},
         "client_cpu_seconds": time.process_time() - before,
     }
 

@@ -195,7 +195,9 @@ def _ray(options: Options, work: Path) -> Iterator[Running]:
     command += ["--replicas", str(workers), "--haproxy"]
 
     def pids(url: str) -> list[int]:
-        return [each["pid"] for each in httpx.get(f"{url}/models/{RAY}/replicas", trust_env=False, timeout=30).json()]
+        return [
+            replica["pid"] for replica in httpx.get(f"{url}/models/{RAY}/replicas", trust_env=False, timeout=30).json()
+        ]
 
     with (
         tempfile.TemporaryDirectory(prefix="tsov-ray-") as folder,

@@ -132,8 +132,8 @@ class Cycle:
             self._say(f"{title}: ready in {result.start_seconds[-1]:.0f} s, {len(running.workers)} workers")
             order = self._order(running.url, Load("closed", 1))
             status.update(f"{title}: warming up")
-            each = self.plan.warmup / len(self.plan.clients)
-            load.warm_up(order, each, self.plan.clients, running.root)
+            seconds_each = self.plan.warmup / len(self.plan.clients)
+            load.warm_up(order, seconds_each, self.plan.clients, running.root)
             for one in [Load("closed", level) for level in self.plan.clients]:
                 status.update(f"{title}: {one}")
                 self._measure(result, running, one, title)

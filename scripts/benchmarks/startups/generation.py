@@ -82,7 +82,7 @@ def save_export(model: Any, folder: Path) -> None:
 
 def figures(seconds: dict[str, list[float]], skipped: int = 0) -> dict[str, Any]:
     """The medians of ours and of the bare start, in this order, without the first ones; their ratio, and all."""
-    ours, bare = (statistics.median(each[skipped:]) for each in seconds.values())
+    ours, bare = (statistics.median(times[skipped:]) for times in seconds.values())
     return {"ours_seconds": ours, "bare_seconds": bare, "ratio": ours / bare, "all": seconds}
 
 

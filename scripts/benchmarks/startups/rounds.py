@@ -172,8 +172,8 @@ class Rounds:
         """Greatest absolute difference from eager's answer; NaN if the shapes differ or any value is NaN."""
         if [tensor.shape for tensor in answer] != [tensor.shape for tensor in self.expected]:
             return float("nan")
-        each = [float((a - b).abs().max()) for a, b in zip(answer, self.expected, strict=True)]
-        return float("nan") if any(map(math.isnan, each)) else max(each)
+        differences = [float((a - b).abs().max()) for a, b in zip(answer, self.expected, strict=True)]
+        return float("nan") if any(map(math.isnan, differences)) else max(differences)
 
 
 def _python(arguments: list[str], environment: dict[str, str]) -> str:

@@ -125,7 +125,7 @@ class OpenVINOBackend:
         # The saved tensors of a backward graph are new at each call: none is a constant.
         facts = private.GraphFacts() if stage == "backward" else private.graph_facts()
         run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
-        decomposed = {name: dataclasses.asdict(each) for name, each in decomposed_ops(gm.graph).items()}
+        decomposed = {name: dataclasses.asdict(op) for name, op in decomposed_ops(gm.graph).items()}
         record = GraphRecord(
             compile_id,
             where,

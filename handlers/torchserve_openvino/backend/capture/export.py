@@ -170,7 +170,7 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, structure: Any, ans
                 elif base.name in writes:
                     first[name] = answers
                     binding.returned.append((answers, writes[base.name], _way_to(nodes[name])))
-                elif any(base_of(nodes[each]) is base for each in writes):
+                elif any(base_of(nodes[name]) is base for name in writes):
                     raise ValueError("returns a view of what it writes to through another view")
             answers += 1
         else:

@@ -80,7 +80,7 @@ class StateKeeper:
     def changed(self) -> list[str]:
         """Returns the names of everything that has changed, sorted."""
         names = {name for held in self._held for name in _differences(held)}
-        names |= {each.name for each in self._tensors if _is_other(each)}
+        names |= {tensor.name for tensor in self._tensors if _is_other(tensor)}
         for cls, before in self._classes:
             now = _class_values(cls)
             names |= {f"{cls.__name__}.{name}" for name in before if not same(before[name], now.get(name))}
@@ -95,18 +95,18 @@ class StateKeeper:
             for name, value in before.items():
                 if not same(value, cls.__dict__.get(name)):
                     setattr(cls, name, value)
-        for each in self._tensors:
+        for tensor in self._tensors:
             # An unchanged tensor must keep its version counter, by which weights are watched.
-            if each.copy is None or not _is_other(each):
+            if tensor.copy is None or not _is_other(tensor):
                 continue
-            if each.tensor.data_ptr() != each.alias.data_ptr() or each.tensor.shape != each.alias.shape:
-                each.tensor.data = each.alias
+            if tensor.tensor.data_ptr() != tensor.alias.data_ptr() or tensor.tensor.shape != tensor.alias.shape:
+                tensor.tensor.data = tensor.alias
             with torch.no_grad():
-                each.tensor.copy_(each.copy)
+                tensor.tensor.copy_(tensor.copy)
 
     def unrestorable(self) -> list[str]:
         """Returns the names of the weights that have changed, sorted."""
-        return sorted(each.name for each in self._tensors if each.copy is None and _is_other(each))
+        return sorted(tensor.name for tensor in self._tensors if tensor.copy is None and _is_other(tensor))
 
     def _visit(self, value: Any, name: str) -> None:
         if isinstance(value, (*PLAIN, *_SKIPPED)) or id(value) in self._seen:
@@ -178,14 +178,14 @@ def _differences(held: _Held) -> Iterator[str]:
         yield held.name
 
 
-def _is_other(each: _Content) -> bool:
-    tensor, alias = each.tensor, each.alias
+def _is_other(content: _Content) -> bool:
+    tensor, alias = content.tensor, content.alias
     if tensor.shape != alias.shape or tensor.dtype != alias.dtype or tensor.data_ptr() != alias.data_ptr():
         return True
-    if each.copy is None:
-        return tensor_digest(tensor) != each.digest
+    if content.copy is None:
+        return tensor_digest(tensor) != content.digest
     # Compared as bytes, so that nan equals nan.
-    return not torch.equal(_bytes(tensor), _bytes(each.copy))
+    return not torch.equal(_bytes(tensor), _bytes(content.copy))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -225,10 +225,10 @@ class ReachedState:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, functools.partial):
-            return [(each, name) for each in (value.func, value.args, value.keywords)]
+            return [(part, name) for part in (value.func, value.args, value.keywords)]
         if isinstance(value, (property, staticmethod, classmethod)):
-            parts = [getattr(value, each, None) for each in ("fget", "fset", "__func__")]
-            return [(each, name) for each in parts if each is not None]
+            parts = [getattr(value, attribute, None) for attribute in ("fget", "fset", "__func__")]
+            return [(part, name) for part in parts if part is not None]
         if isinstance(value, np.ndarray):
             return self._hold(name, lambda: _array_content(value))
         return self._content(value, name)
@@ -237,14 +237,14 @@ class ReachedState:
         """Does so for a container or a plain object."""
         inside: list[tuple[Any, str]] = []
         if isinstance(value, dict):
-            inside += self._hold(name, lambda: [each for pair in value.items() for each in pair])
+            inside += self._hold(name, lambda: [item for pair in value.items() for item in pair])
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             inside += self._hold(name, lambda: list(value))
         attributes = None if is_torch(type(value).__module__) else getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
-            inside += self._hold(name, lambda: [each for pair in attributes.items() for each in pair])
-        if slots := [each for cls in type(value).__mro__ for each in slots_of(cls)]:
-            inside += self._hold(name, lambda: [getattr(value, each, None) for each in slots])
+            inside += self._hold(name, lambda: [item for pair in attributes.items() for item in pair])
+        if slots := [slot for cls in type(value).__mro__ for slot in slots_of(cls)]:
+            inside += self._hold(name, lambda: [getattr(value, slot, None) for slot in slots])
         return [*inside, (type(value), type(value).__name__)]
 
     def _class(self, cls: type) -> list[tuple[Any, str]]:
@@ -258,7 +258,7 @@ class ReachedState:
     def _function(self, function: types.FunctionType, name: str) -> list[tuple[Any, str]]:
         if is_library(function) and _is_package(function.__globals__.get("__name__")):
             return []
-        contents = [(each, name) for each in (function.__defaults__, function.__kwdefaults__, vars(function))]
+        contents = [(content, name) for content in (function.__defaults__, function.__kwdefaults__, vars(function))]
         cells = function.__closure__ or ()
         for variable, cell in zip(function.__code__.co_freevars, cells, strict=True):
             contents += self._hold(variable, functools.partial(_content_of, cell))
@@ -269,8 +269,8 @@ class ReachedState:
     def _namespace(self, content: dict[str, Any], names: frozenset[str]) -> list[tuple[Any, str]]:
         """Holds each global that code may read, by the names in it, and those of the user's modules among them."""
         contents: list[tuple[Any, str]] = []
-        for each in sorted(names & content.keys()):
-            held = self._hold(f"global {each}", functools.partial(_global, content, each))
+        for key in sorted(names & content.keys()):
+            held = self._hold(f"global {key}", functools.partial(_global, content, key))
             contents += held
             module = held[0][0]
             if (
@@ -288,7 +288,7 @@ def _global(content: dict[str, Any], name: str) -> list[Any]:
 
 
 def _members(cls: type) -> list[Any]:
-    return [each for pair in vars(cls).items() if pair[0] not in _BOOKKEEPING for each in pair]
+    return [item for pair in vars(cls).items() if pair[0] not in _BOOKKEEPING for item in pair]
 
 
 def _array_content(array: "np.ndarray[Any, Any]") -> list[Any]:
@@ -309,5 +309,5 @@ def _content_of(cell: Any) -> list[Any]:
 
 def _names(code: types.CodeType) -> frozenset[str]:
     """Returns the globals and attributes to which code and its nested functions refer."""
-    nested = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return frozenset(code.co_names).union(*nested)

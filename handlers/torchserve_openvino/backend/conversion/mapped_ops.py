@@ -172,7 +172,7 @@ class _Call:
             ) from error
         several = result if isinstance(result, (tuple, list)) else [result]
         # None stands for an unused output.
-        outputs = [None if each is None and len(several) > 1 else _output(self.name, each) for each in several]
+        outputs = [None if output is None and len(several) > 1 else _output(self.name, output) for output in several]
         if len(outputs) != len(self._expected):
             raise OpMappingError(
                 f"op_mappings: the mapping of {self.name} returns {len(outputs)} output(s), but the operator "
@@ -261,13 +261,13 @@ def _define(name: str) -> None:
         values = dict(zip(leaf.weights, weights, strict=True))
         result = torch.func.functional_call(leaf.alive(), values, args, kwargs)
         outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-        if len(outputs) != leaf.mapping.outputs or not all(isinstance(each, Tensor) for each in outputs):
+        if len(outputs) != leaf.mapping.outputs or not all(isinstance(output, Tensor) for output in outputs):
             raise OpMappingError(
                 f"op_mappings: {type(leaf.alive()).__name__} returns {len(outputs)} value(s); register it with "
                 f"outputs={len(outputs)}, and tensors only."
             )
         # A custom operator must not return an input, nor a view of one.
-        return [each.clone() for each in outputs]
+        return [output.clone() for output in outputs]
 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{MODULES}::{name}", run, lib=_LIBRARY)
@@ -290,7 +290,7 @@ def _arguments(call: str, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict
         parsed = ast.parse(f"f({call})", mode="eval").body
         assert isinstance(parsed, ast.Call)
         args = tuple(value(node) for node in parsed.args)
-        return args, {str(each.arg): value(each.value) for each in parsed.keywords}
+        return args, {str(keyword.arg): value(keyword.value) for keyword in parsed.keywords}
     except (SyntaxError, ValueError) as error:
         raise OpMappingError(
             f"op_mappings: a mapped module is called with ({call}); it can take tensors, numbers, strings, None, "
@@ -338,7 +338,7 @@ class Twin:
     @staticmethod
     def needed(model: Any, mappings: Mappings) -> bool:
         """Checks whether a model has a mapped module."""
-        return isinstance(model, nn.Module) and any(type(each) in mappings.modules for each in model.modules())
+        return isinstance(model, nn.Module) and any(type(module) in mappings.modules for module in model.modules())
 
     def _copy(self, module: nn.Module, path: str) -> nn.Module:
         if id(module) in self._pairs:
@@ -395,7 +395,7 @@ def module_call(node: Any, constants: frozenset[str]) -> tuple[Convert, tuple[An
     if not name.startswith(f"{MODULES}."):
         return None
     inputs, weights, call = node.args
-    if any(each.name not in constants for each in weights):
+    if any(weight.name not in constants for weight in weights):
         raise OpMappingError(f"op_mappings: the weights of {name} are passed at each call, so it cannot be converted.")
     leaf = _LEAVES[name.split(".")[1]]
     args, kwargs = _arguments(call, inputs)

@@ -183,7 +183,7 @@ def eager_us(nodes: Sequence[Node]) -> float | None:
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or not _is_light(node.target):
             return None
-        tensors = [t for each in (node, *node.all_input_nodes) for t in tensors_of(value_of(each))]
+        tensors = [t for neighbor in (node, *node.all_input_nodes) for t in tensors_of(value_of(neighbor))]
         if any(not isinstance(size, int) for tensor in tensors for size in tensor.shape):
             return None
         total += OP_US + sum(tensor.numel() * tensor.element_size() for tensor in tensors) / BYTES_PER_US

@@ -94,7 +94,7 @@ class StoredRecord(_Stored):
     def to_record(self) -> GraphRecord:
         """Returns the record for the report."""
         facts = self.model_dump()
-        partitions = [PartitionRecord(**each) for each in facts.pop("partitions")]
+        partitions = [PartitionRecord(**record) for record in facts.pop("partitions")]
         return GraphRecord(**facts, partitions=partitions)
 
 

@@ -374,7 +374,7 @@ def plain_record(record: GraphRecord) -> dict[str, Any]:
     facts = dataclasses.asdict(record)
     for name in ("index", "lower_seconds"):
         del facts[name]
-    decomposed = {name: {**each, "where": place_of(each["where"])} for name, each in record.decomposed.items()}
+    decomposed = {name: {**item, "where": place_of(item["where"])} for name, item in record.decomposed.items()}
     return {**facts, "where": place_of(record.where), "decomposed": decomposed, "partitions": partitions}
 
 

@@ -62,7 +62,7 @@ class FirstCalls:
                 "verify: a call was not compared with eager PyTorch, because it writes to its inputs outside its graphs"
             )
             return
-        if any(each.failed for each in waiting):
+        if any(item.failed for item in waiting):
             # Part of the call ran in eager PyTorch, counted: its next call is compared.
             return
         keeper, after = StateKeeper(self._model, contents=True), torch.get_rng_state()
@@ -73,8 +73,8 @@ class FirstCalls:
             torch.set_rng_state(after)
             keeper.restore()
         self._comparison.compare(result, expected)
-        for each in waiting:
-            each.verified = True
+        for item in waiting:
+            item.verified = True
 
 
 def _versions(call: Any) -> list[int]:

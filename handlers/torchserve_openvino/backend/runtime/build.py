@@ -331,7 +331,7 @@ def _members(device: str) -> list[str]:
     if name.split(".")[0] in {"AUTO", "MULTI", "HETERO", "BATCH"}:
         names = [member.split("(")[0] for member in members.split(",") if member]
         excluded = {name[1:] for name in names if name.startswith("-")}
-        present = [each for each in core().available_devices if not excluded & {each, each.split(".")[0]}]
+        present = [device for device in core().available_devices if not excluded & {device, device.split(".")[0]}]
         return [name for name in names if not name.startswith("-")] or present
     return [device]
 

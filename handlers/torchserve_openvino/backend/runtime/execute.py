@@ -97,8 +97,8 @@ def _check_limits(tensors: Sequence[torch.Tensor], limits: Sequence[SizeLimits],
         raise InexactValueError(
             f"a dimension of {largest}: OpenVINO is exact up to {limits[-1].size} in sums over it and integers of it"
         )
-    for position, each in bounds:
-        _check_integers(tensors[position], each, position)
+    for position, bound in bounds:
+        _check_integers(tensors[position], bound, position)
 
 
 def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None:

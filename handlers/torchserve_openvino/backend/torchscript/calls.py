@@ -87,9 +87,9 @@ class Calls(Lines):
             self._assign(node, depth, function.format(*map(self._expression, inputs)))
             return
         known = [self._known(value) for value in inputs]
-        if all(each is not None and isinstance(each.value, PLAIN) for each in known) and node.outputsSize() == 1:
+        if all(value is not None and isinstance(value.value, PLAIN) for value in known) and node.outputsSize() == 1:
             try:
-                result = function(*[each.value for each in known if each is not None])
+                result = function(*[value.value for value in known if value is not None])
             except Exception:
                 # Left to the call, which raises as TorchScript would.
                 result = object()
@@ -178,7 +178,9 @@ class Calls(Lines):
 
     def _selects_all(self, inputs: Sequence[Any]) -> bool:
         """Returns True for a slice of a whole tensor, ``x[:]``, which is another name for it."""
-        start, end, step = (None if (each := self._known(value)) is None else (each.value,) for value in inputs[2:5])
+        start, end, step = (
+            None if (number := self._known(value)) is None else (number.value,) for value in inputs[2:5]
+        )
         return start in ((None,), (0,)) and end in ((None,), (_LAST,)) and step == (1,)
 
     def _argument(self, node: Any, argument: Any, value: Any) -> str:

@@ -102,9 +102,9 @@ class Lines:
         if isinstance(value, list):
             return f"[{', '.join(map(self._literal, value))}]"
         if isinstance(value, dict):
-            return f"{{{', '.join(f'{self._literal(key)}: {self._literal(each)}' for key, each in value.items())}}}"
+            return f"{{{', '.join(f'{self._literal(key)}: {self._literal(item)}' for key, item in value.items())}}}"
         if isinstance(value, tuple):
-            return f"({''.join(f'{self._literal(each)}, ' for each in value)})"
+            return f"({''.join(f'{self._literal(item)}, ' for item in value)})"
         if isinstance(value, torch.Tensor):
             return self._weight(value, "constant")
         if isinstance(value, (float, complex, str, torch.device)):

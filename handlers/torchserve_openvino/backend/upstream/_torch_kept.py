@@ -115,7 +115,7 @@ def suppresses_boxes(model: Any) -> bool:
     if not isinstance(model, torch.nn.Module):
         return _names_suppression(getattr(model, "__func__", model))
     classes = {base for module in model.modules() for base in type(module).__mro__} - set(torch.nn.Module.__mro__)
-    return any(_names_suppression(value) for each in classes for value in vars(each).values())
+    return any(_names_suppression(value) for cls in classes for value in vars(cls).values())
 
 
 def _names_suppression(function: Any) -> bool:

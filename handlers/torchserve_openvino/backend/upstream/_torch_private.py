@@ -94,7 +94,7 @@ def is_traced(value: Any) -> bool:
 
 
 def _where(stack: Sequence[Any]) -> str:
-    own = (each for each in reversed(stack) if "/torch/" not in each.filename and not is_stand_in(each.filename))
+    own = (frame for frame in reversed(stack) if "/torch/" not in frame.filename and not is_stand_in(frame.filename))
     frame = next(own, stack[-1] if stack else None)
     return source_line(frame.filename, frame.lineno) if frame is not None else ""
 

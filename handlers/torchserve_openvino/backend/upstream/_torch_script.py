@@ -62,7 +62,9 @@ def opens_files(name: str) -> bool:
 
 def takes_file(arguments: Iterable[Any]) -> bool:
     """Returns True if one of the arguments of an operator's schema is the name of a file."""
-    return any("str" in str(each.type) and any(word in each.name for word in _FILE_WORDS) for each in arguments)
+    return any(
+        "str" in str(argument.type) and any(word in argument.name for word in _FILE_WORDS) for argument in arguments
+    )
 
 
 def attribute_of(module: torch.nn.Module, name: str) -> Any:

@@ -93,7 +93,7 @@ class _Walk(CodeWalk):
         # Keeps visited objects alive, so that no id is reused during the walk.
         self._alive: list[Any] = []
         # Modules whose weights are covered by the weights digest.
-        self._covered = {id(each) for each in model.modules()} if isinstance(model, torch.nn.Module) else set()
+        self._covered = {id(module) for module in model.modules()} if isinstance(model, torch.nn.Module) else set()
 
     def torch_itself(self) -> None:
         """Adds what the process patched into torch, however the model may reach it."""
@@ -288,12 +288,12 @@ def mappings_digest(mappings: Mappings) -> tuple[str, tuple[str, ...]]:
         return "", ()
     unknown: list[str] = []
     content: dict[str, object] = {}
-    functions = {**mappings.ops, **{_name(cls): each.convert for cls, each in mappings.modules.items()}}
+    functions = {**mappings.ops, **{_name(cls): module.convert for cls, module in mappings.modules.items()}}
     for name, convert in functions.items():
         print_ = fingerprint(convert)
         unknown += [f"the mapping of {name} ({what})" for what in print_.unknown]
         content[name] = [print_.code, print_.weights]
-    content |= {_name(cls): [content[_name(cls)], each.outputs] for cls, each in mappings.modules.items()}
+    content |= {_name(cls): [content[_name(cls)], module.outputs] for cls, module in mappings.modules.items()}
     for number, library in enumerate(mappings.libraries):
         content[f"library {number} {library.name}"] = blake3(library.read_bytes()).hexdigest()
     return digest(content), tuple(unknown)

@@ -82,7 +82,7 @@ def export(
     total, done = sum(ref.bytes for ref in refs), 0
     with AtomicFile(path) as draft:
         out = draft.file
-        for entry in sorted(entries, key=lambda each: (each.kind, each.key)):
+        for entry in sorted(entries, key=lambda item: (item.kind, item.key)):
             data = encode(record_of(entry))
             out.write(_header(f"entries/{entry.kind}/{entry.key}.json", len(data)))
             out.write(data + bytes(-len(data) % _BLOCK))
@@ -123,7 +123,7 @@ def _sound(
             if ref not in verdicts:
                 verdicts[ref] = _verdict(store, ref)
                 if progress is not None:
-                    progress(sum(each.bytes for each in verdicts), 2 * total)
+                    progress(sum(verdict.bytes for verdict in verdicts), 2 * total)
             if verdicts[ref] is not None and wrong is None:
                 wrong = Problem(entry.kind, entry.key, f"file {name!r}: {verdicts[ref]}")
         if wrong is None:

@@ -117,7 +117,7 @@ def _folders(root: Path) -> Iterable[Path]:
             yield folder
             if name in ("entries", "objects") and folder.is_dir() and not folder.is_symlink():
                 with os.scandir(folder) as entries:
-                    yield from (Path(each.path) for each in entries if each.is_symlink() or each.is_dir())
+                    yield from (Path(entry.path) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
 def _check_folder(folder: Path, private: bool) -> None:

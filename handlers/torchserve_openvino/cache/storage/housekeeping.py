@@ -99,7 +99,7 @@ def manifests(root: Path, kinds: tuple[str, ...] = KINDS) -> list[ManifestFile]:
         for path, status in _files(root / "entries" / kind):
             if match := _MANIFEST.fullmatch(path.name):
                 manifest_files.append(ManifestFile(kind, match[1], path, status.st_size, status.st_mtime_ns / 1e9))
-    return sorted(manifest_files, key=lambda each: (each.used, each.kind, each.key))
+    return sorted(manifest_files, key=lambda manifest: (manifest.used, manifest.kind, manifest.key))
 
 
 def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
@@ -113,7 +113,7 @@ def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
 def size(root: Path) -> Size:
     """Counts entries, objects and bytes."""
     entries, files = manifests(root), objects(root)
-    total = sum(each.bytes for each in entries) + sum(status.st_size for _, status in files.values())
+    total = sum(entry.bytes for entry in entries) + sum(status.st_size for _, status in files.values())
     return Size(len(entries), len(files), total)
 
 
@@ -129,22 +129,22 @@ def shrink(
         older_than: Seconds; an entry that has not been used for longer is removed whatever the total size.
     """
     entries, files = manifests(root), objects(root)
-    names = {each.path: _names(each.path) for each in entries}
+    names = {entry.path: _names(entry.path) for entry in entries}
     used = Counter(digest for digests in names.values() for digest in digests)
     now = time.time()
     freed = sweep_tmp(root, ORPHAN_SECONDS)
-    total = sum(each.bytes for each in entries) + sum(status.st_size for _, status in files.values())
+    total = sum(entry.bytes for entry in entries) + sum(status.st_size for _, status in files.values())
     for digest, (path, status) in files.items():
         if not used[digest] and now - status.st_mtime >= ORPHAN_SECONDS and remove(path):
             freed += Freed(files=1, bytes=status.st_size)
             total -= status.st_size
-    for each in entries:
-        too_old = older_than is not None and now - each.used > older_than
+    for entry in entries:
+        too_old = older_than is not None and now - entry.used > older_than
         too_much = limit is not None and total > limit
-        if (each.kind, each.key) == keep or not (too_old or too_much) or not remove(each.path):
+        if (entry.kind, entry.key) == keep or not (too_old or too_much) or not remove(entry.path):
             continue
-        gone = Freed(entries=1, bytes=each.bytes)
-        for digest in names[each.path]:
+        gone = Freed(entries=1, bytes=entry.bytes)
+        for digest in names[entry.path]:
             used[digest] -= 1
             if digest in files and not used[digest] and remove(files[digest][0]):
                 gone += Freed(files=1, bytes=files[digest][1].st_size)
@@ -157,7 +157,7 @@ def drop_unnamed(root: Path, digests: set[str]) -> Freed:
     """Removes those of the given objects that no manifest refers to; the caller holds the commit lock."""
     freed = Freed()
     if digests:
-        named = set().union(*(_names(each.path) for each in manifests(root)))
+        named = set().union(*(_names(manifest.path) for manifest in manifests(root)))
         for digest in digests - named:
             path = root / "objects" / digest[:2] / digest
             status = _status(path)
@@ -248,7 +248,7 @@ def _names(path: Path) -> set[str]:
 def _folders(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
-            names = sorted(each.path for each in entries if each.is_dir(follow_symlinks=False))
+            names = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return
     yield from map(Path, names)

@@ -73,7 +73,7 @@ class Events:
     def to_dict(self) -> dict[str, Any]:
         """All counts and reasons, JSON-safe."""
         with self._lock:
-            return {each.name: getattr(self, each.name) for each in fields(self) if not each.name.startswith("_")}
+            return {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
 
 
 # --- the reading half of a store: verifies what it loads, reports damaged entries once and removes them -----------

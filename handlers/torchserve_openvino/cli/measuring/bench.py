@@ -63,20 +63,20 @@ def bench(
         print_json(facts)
     else:
         _show(facts)
-    raise typer.Exit(0 if all(each["rate"] and not each["failures"] for each in facts["targets"]) else 1)
+    raise typer.Exit(0 if all(target["rate"] and not target["failures"] for target in facts["targets"]) else 1)
 
 
 def _show(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table("target", "requests/s", "p50, ms", "p99, ms", "requests", "failures", "disturbed windows")
-    for each in facts["targets"]:
-        shown = [f"{each[name]:.1f}" if each[name] is not None else "" for name in ("rate", "p50", "p99")]
-        table.add_row(each["target"], *shown, *(str(each[name]) for name in ("requests", "failures", "disturbed")))
+    for target in facts["targets"]:
+        shown = [f"{target[name]:.1f}" if target[name] is not None else "" for name in ("rate", "p50", "p99")]
+        table.add_row(target["target"], *shown, *(str(target[name]) for name in ("requests", "failures", "disturbed")))
     console = stdout()
     console.print(table)
-    for each in facts["targets"]:
-        if each["claim"]:
-            console.print(f"{each['target']}: {each['claim']}")
+    for target in facts["targets"]:
+        if target["claim"]:
+            console.print(f"{target['target']}: {target['claim']}")
     if facts["verdict"]:
         console.print(facts["verdict"])

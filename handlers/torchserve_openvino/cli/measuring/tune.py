@@ -112,21 +112,21 @@ def _show(facts: dict[str, Any], target: Path) -> None:
 
     console = stdout()
     table = Table("configuration", "score", "to the best", "p99, ms", "memory, MB", "result")
-    for each in facts["candidates"]:
-        ratio = each["ratio"]
+    for candidate in facts["candidates"]:
+        ratio = candidate["ratio"]
         table.add_row(
-            each["candidate"],
-            f"{each['score']:.1f}" if each["score"] else "",
+            candidate["candidate"],
+            f"{candidate['score']:.1f}" if candidate["score"] else "",
             f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "",
-            f"{each['p99_ms']:.0f}" if each["p99_ms"] else "",
-            f"{each['memory'] / 1e6:.0f}",
-            each["left"] or ("chosen" if each["candidate"] == facts["choice"] else ""),
+            f"{candidate['p99_ms']:.0f}" if candidate["p99_ms"] else "",
+            f"{candidate['memory'] / 1e6:.0f}",
+            candidate["left"] or ("chosen" if candidate["candidate"] == facts["choice"] else ""),
         )
     console.print(table)
     console.print(f"{facts['reason'][:1].upper()}{facts['reason'][1:]}.")
-    for each in facts["sizes"].get("lengths", ()):
+    for length in facts["sizes"].get("lengths", ()):
         console.print(
-            f"{each['key']}: {each['summary']}; {each['padding']:.0%} of what is computed at present is padding."
+            f"{length['key']}: {length['summary']}; {length['padding']:.0%} of what is computed at present is padding."
         )
     for text in filter(None, (facts["confirmation"], facts["claim"])):
         console.print(text)

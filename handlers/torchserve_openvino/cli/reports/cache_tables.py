@@ -49,15 +49,15 @@ def rows(store: "Store") -> tuple[list[dict[str, Any]], int]:
 
 def table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """Makes a table with a row for each entry; a field that no entry has gets no column."""
-    shown = [name for name in _FIELDS if any(_field(each["fields"], name) for each in entries)]
+    shown = [name for name in _FIELDS if any(_field(entry["fields"], name) for entry in entries)]
     result = Table("kind", "key", "size", "age", "last used", *shown)
     result.columns[2].justify = "right"
     for column in result.columns[:5]:
         column.no_wrap = True
-    for each in entries:
-        facts = [_field(each["fields"], name) or "-" for name in shown]
-        times = [_ago(each["created"]), _ago(each["last_used"])]
-        cells = [each["kind"], each["key"][:12], human(each["bytes"]), *times, *facts]
+    for entry in entries:
+        facts = [_field(entry["fields"], name) or "-" for name in shown]
+        times = [_ago(entry["created"]), _ago(entry["last_used"])]
+        cells = [entry["kind"], entry["key"][:12], human(entry["bytes"]), *times, *facts]
         result.add_row(*(Text(str(cell)) for cell in cells))
     return result
 
@@ -104,11 +104,11 @@ def sized(entries: int, size: int) -> str:
 
 def print_problems(problems: "Sequence[Problem]") -> None:
     """Prints each problem on a line on stdout, and its file on the next: paths are too long for a table."""
-    for each in problems:
-        what = " ".join(part for part in (each.kind, each.key[:12]) if part)
-        typer.echo(f"{what}: {each.reason}" if what else each.reason)
-        if each.path:
-            typer.echo(f"    {each.path}")
+    for problem in problems:
+        what = " ".join(part for part in (problem.kind, problem.key[:12]) if part)
+        typer.echo(f"{what}: {problem.reason}" if what else problem.reason)
+        if problem.path:
+            typer.echo(f"    {problem.path}")
 
 
 def print_freed(store: "Store", freed: "Freed", as_json: bool) -> None:

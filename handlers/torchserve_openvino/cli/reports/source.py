@@ -242,7 +242,7 @@ def find_report(answer: Any) -> dict[str, Any] | None:
             return None
         return None if isinstance(decoded, str) else find_report(decoded)
     if isinstance(answer, list):
-        return next((nested for each in answer if (nested := find_report(each)) is not None), None)
+        return next((nested for item in answer if (nested := find_report(item)) is not None), None)
     if not isinstance(answer, dict):
         return None
     if "schema" in answer and isinstance(answer.get("summary"), dict):

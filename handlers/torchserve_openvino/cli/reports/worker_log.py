@@ -129,7 +129,7 @@ def _last_cause(groups: Iterable[list[Cause]]) -> Cause | None:
     for group in groups:
         if group:
             last = group[-1]
-            return replace(last, times=sum(each.text == last.text for each in group))
+            return replace(last, times=sum(cause.text == last.text for cause in group))
     return None
 
 
@@ -162,5 +162,8 @@ def _fix_of(cause: str) -> str:
 
 def deaths_in(report: Mapping[str, Any]) -> list[str]:
     """Returns what a report says about deaths of OpenVINO's compiler, a sentence for each partition."""
-    texts = [*(str(each.get("reason")) for each in report.get("fallbacks", ())), *map(str, report.get("notes", ()))]
+    texts = [
+        *(str(fallback.get("reason")) for fallback in report.get("fallbacks", ())),
+        *map(str, report.get("notes", ())),
+    ]
     return [text for text in texts if _DIED.match(text)]

@@ -85,7 +85,7 @@ def check_precision(value: Any, device: str, config: Mapping[str, Any], present:
     if value is None:
         return None
     members = [config, *(config.get(DEVICE_PROPERTIES) or {}).values()]
-    stated = [name for name in (PRECISION, EXECUTION_MODE) if any(name in each for each in members)]
+    stated = [name for name in (PRECISION, EXECUTION_MODE) if any(name in member for member in members)]
     if value not in PRECISIONS:
         message = f"must be one of {listed(PRECISIONS)}, not {shown(value)}."
         problems.add(("precision",), message, suggestion=nearest(str(value), PRECISIONS))

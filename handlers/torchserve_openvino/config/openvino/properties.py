@@ -205,7 +205,7 @@ def _name_is_valid(
     if access:
         problems.add((str(name),), f"is read-only on {target}; it cannot be set.")
         return False
-    settable = {each for table in tables.values() for each, mode in table.items() if mode != "RO"} | CORE
+    settable = {name for table in tables.values() for name, mode in table.items() if mode != "RO"} | CORE
     hint = nearest(str(name), settable)
     problems.add((str(name),), f"is not an OpenVINO property of {target}.", suggestion=hint)
     return False

@@ -372,7 +372,7 @@ def _kind(outcome: Outcome) -> Kind:
         return "wrong_answer"
     if outcome.error:
         return "compile_failed" if outcome.dynamo else "runtime_failed"
-    kinds: Iterable[Any] = (each.kind for each in outcome.failures)
+    kinds: Iterable[Any] = (failure.kind for failure in outcome.failures)
     return next(iter(kinds))
 
 

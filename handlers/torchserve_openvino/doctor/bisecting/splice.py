@@ -35,7 +35,7 @@ class Addition(NamedTuple):
         """Returns the entries that a list lacks."""
         absent: list[str] = []
         for entry in self.entries:
-            if not any(self.present(each, entry) for each in (*there, *absent)):
+            if not any(self.present(key, entry) for key in (*there, *absent)):
                 absent.append(entry)
         return absent
 
@@ -189,9 +189,9 @@ def to_flow(value: Any) -> str:
 
 def _block(value: Mapping[str, Any], column: int, newline: str) -> str:
     text = ""
-    for key, each in value.items():
-        if isinstance(each, Mapping):
-            text += f"{' ' * column}{key}:{newline}{_block(each, column + _INDENT, newline)}"
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            text += f"{' ' * column}{key}:{newline}{_block(item, column + _INDENT, newline)}"
         else:
-            text += f"{' ' * column}{key}: {to_flow(each)}{newline}"
+            text += f"{' ' * column}{key}: {to_flow(item)}{newline}"
     return text

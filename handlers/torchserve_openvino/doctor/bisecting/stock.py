@@ -79,7 +79,7 @@ class StockRun:
         if self.later_call_seconds is not None:
             later = f"{1e3 * self.later_call_seconds:.2f} ms"
             lines.append(f"first call {self.first_call_seconds:.2f} s, later ones {later}")
-            known = [each for each in (self.max_abs, self.max_abs_other_input) if each is not None]
+            known = [difference for difference in (self.max_abs, self.max_abs_other_input) if difference is not None]
             worst = f"{max(known):.3g} at most" if len(known) == 2 else "infinite, or NaN in only one of the two"
             lines.append(f"difference from eager: {worst}")
         if self.first_answer_overwritten:

@@ -89,7 +89,7 @@ class Outcome:
     @property
     def problem(self) -> str:
         """What is wrong, in one line."""
-        reasons = [f"{each.op} ({each.kind}): {first_line(each.reason)}" for each in self.failures]
+        reasons = [f"{failure.op} ({failure.kind}): {first_line(failure.reason)}" for failure in self.failures]
         return "; ".join(part for part in (self.difference, self.error, *reasons) if part)
 
 
@@ -195,8 +195,8 @@ class Experiments:
                 torch.compiler.reset()
         report = compiled.report.to_dict()
         precision = self._precision or report["config"]["effective_precision"]
-        failures = tuple(each for each in compiled.report.fallbacks if each.kind in FAILURES)
-        self._cautious |= any(each.kind == "compile_died" for each in failures)
+        failures = tuple(fallback for fallback in compiled.report.fallbacks if fallback.kind in FAILURES)
+        self._cautious |= any(failure.kind == "compile_died" for failure in failures)
         return Outcome(
             difference=self._difference(answers, precision),
             max_abs=float("inf") if error else max(map(largest_difference, answers, self._expected)),

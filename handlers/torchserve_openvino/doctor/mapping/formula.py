@@ -163,7 +163,7 @@ def try_formula(lines: Sequence[str], op: torch._ops.OpOverload, seen: Call, par
 
         values = pytree.tree_map_only(torch.Tensor, as_node, list(bind(op, seen).values()))
         output = scope["formula"](*values)
-        results = [each.output(0) if isinstance(each, ov.Node) else each for each in _listed(output)]
+        results = [result.output(0) if isinstance(result, ov.Node) else result for result in _listed(output)]
         compiled = core().compile_model(ov.Model(results, nodes), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         specs = [ValueSpec(dtype=tensor.dtype, shape=tuple(tensor.shape)) for tensor in inputs]
         answers = compiled([wrap(tensor, spec) for tensor, spec in zip(inputs, specs, strict=True)])

@@ -116,7 +116,7 @@ def as_code(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(as_code, value))}]"
     if isinstance(value, tuple):
-        return f"({''.join(f'{as_code(each)}, ' for each in value)})"
+        return f"({''.join(f'{as_code(item)}, ' for item in value)})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     return repr(value)
@@ -167,10 +167,10 @@ def mapping_test(drafts: Sequence[MappingDraft], name: str) -> str:
 
 def _sources(drafts: Sequence[MappingDraft]) -> list[Path]:
     """Returns the files that register the user's own operators."""
-    return sorted({Path(each.registered_in) for each in drafts if each.registered_in})
+    return sorted({Path(draft.registered_in) for draft in drafts if draft.registered_in})
 
 
-def upstream_files(op: torch._ops.OpOverload, each: MappingDraft, seen: Call) -> dict[str, str]:
+def upstream_files(op: torch._ops.OpOverload, draft: MappingDraft, seen: Call) -> dict[str, str]:
     """Returns the files of a translator for OpenVINO's own PyTorch frontend: table entry, translator, layer test.
 
     Follows its guides (docs/articles_en/documentation/openvino-extensibility/frontend-extensions.rst and the frontend's
@@ -187,10 +187,10 @@ def upstream_files(op: torch._ops.OpOverload, each: MappingDraft, seen: Call) ->
         for i, (argument, name) in enumerate(zip(op._schema.arguments, parameters(op), strict=True))
     ]
     required = sum(not argument.has_default_value() for argument in op._schema.arguments)
-    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", each.function).lower().replace("__", "_")
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", draft.function).lower().replace("__", "_")
     tensors = [leaf for leaf in pytree.tree_leaves(tuple(seen)) if isinstance(leaf, torch.Tensor)]
     facts = {
-        "draft": each,
+        "draft": draft,
         "tensors": [as_code(tensor) for tensor in tensors],
         "passed": _passed(seen),
         "snake": snake,

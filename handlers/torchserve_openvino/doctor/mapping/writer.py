@@ -80,7 +80,7 @@ class Writer:
         (output,) = self._graph.graph.find_nodes(op="output")
         value = output.args[0]
         if isinstance(value, (list, tuple)):
-            return [*written, f"return {', '.join(self._value(each) for each in value)}"]
+            return [*written, f"return {', '.join(self._value(item) for item in value)}"]
         if not isinstance(value, Node):
             raise UnknownOpError
         return [*written, f"return {self._names[value]}"]
@@ -127,8 +127,8 @@ class Writer:
         if packet in _REDUCE:
             return self._reduction(packet, args)
         if packet == "where" and len(args) == 3:
-            like = next((each for each in args[1:] if isinstance(each, Node)), None)
-            values = ", ".join(self._operand(each, like) for each in args[1:])
+            like = next((arg for arg in args[1:] if isinstance(arg, Node)), None)
+            values = ", ".join(self._operand(arg, like) for arg in args[1:])
             return f"ops.select({self._value(args[0])}, {values})"
         if packet in {"mm", "bmm", "matmul"}:
             return f"ops.matmul({self._value(args[0])}, {self._value(args[1])}, False, False)"
@@ -137,7 +137,7 @@ class Writer:
     def _binary(self, packet: str, args: Sequence[Any]) -> str:
         first, second = args[0], args[1]
         like = first if isinstance(first, Node) else second
-        types = {str(each.meta["val"].dtype) for each in (first, second) if isinstance(each, Node)}
+        types = {str(node.meta["val"].dtype) for node in (first, second) if isinstance(node, Node)}
         # OpenVINO does not promote types: operators with implicit casts are left to the user.
         if len(types) != 1 or (packet == "div" and not like.meta["val"].is_floating_point()):
             raise UnknownOpError
@@ -174,7 +174,7 @@ class Writer:
             return f'ops.convert({x}, "{_TYPE_NAMES[node.meta["val"].dtype]}")'
         if packet == "cat":
             dim = args[1] if len(args) > 1 else 0
-            parts = ", ".join(self._value(each) for each in args[0])  # type: ignore[union-attr]
+            parts = ", ".join(self._value(arg) for arg in args[0])  # type: ignore[union-attr]
             return f"ops.concat([{parts}], {dim!r})"
         if packet == "clamp":
             return self._clamp(x, args)

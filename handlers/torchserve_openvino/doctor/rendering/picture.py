@@ -94,7 +94,7 @@ def _layers(boxes: Mapping[str, Any], edges: Sequence[tuple[str, str]]) -> list[
         above[second].append(first)
     level: dict[str, int] = {}
     for name in boxes:
-        level[name] = max((level.get(each, 0) + 1 for each in above[name]), default=0)
+        level[name] = max((level.get(source, 0) + 1 for source in above[name]), default=0)
     rows: list[list[str]] = [[] for _ in range(max(level.values(), default=-1) + 1)]
     for name, depth in level.items():
         rows[depth].append(name)
@@ -112,7 +112,7 @@ def _ordered(rows: list[list[str]], edges: Sequence[tuple[str, str]]) -> list[li
         neighbors = above if sweep % 2 == 0 else below
         place = {name: i / max(1, len(row) - 1) for row in rows for i, name in enumerate(row)}
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            row.sort(key=lambda name: _mean([place[each] for each in neighbors[name]], place[name]))
+            row.sort(key=lambda name: _mean([place[neighbor] for neighbor in neighbors[name]], place[name]))
             place.update((name, i / max(1, len(row) - 1)) for i, name in enumerate(row))
     return rows
 

@@ -35,9 +35,9 @@ def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) ->
         for graph in diagnosis["report"]["graphs"]
         for part in graph["partitions"]
     ]
-    kernels = [{**each, **kernel} for each in parts for kernel in each["part"].get("kernels", ())]
+    kernels = [{**part, **kernel} for part in parts for kernel in part["part"].get("kernels", ())]
     _print(console, "Kernels that OpenVINO chose, with their precision", KERNELS, kernels)
-    kept = [{**each, **layer} for each in parts for layer in each["part"].get("kept_in_floats", ())]
+    kept = [{**part, **layer} for part in parts for layer in part["part"].get("kept_in_floats", ())]
     _print(console, "Layers that do not compute in 8 bits", KEPT, kept)
     _print(console, "Decomposed before OpenVINO saw them", DECOMPOSED, diagnosis["decomposed"])
     _print(console, "Fallbacks", FALLBACKS, diagnosis["fallbacks"])

@@ -93,7 +93,7 @@ class CrossGraph(_DecoderGraph):
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         super().__init__(model, layout)
-        self._own = tuple((each.heads, size) for each in layout.layers for size in (each.key, each.value))
+        self._own = tuple((layer.heads, size) for layer in layout.layers for size in (layer.key, layer.value))
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Maps states, float32 ``[batch, places, width]``, to keys and values of each layer in turn."""
@@ -102,7 +102,7 @@ class CrossGraph(_DecoderGraph):
         cache = in_graph(own, (), self._layers, Written(torch.zeros((), dtype=torch.int64), 1, 1))
         # Of what this computes, only keys and values of the encoder's output are used; the rest is not compiled.
         self._logits(cache, torch.zeros(batch, 1, dtype=torch.int64), hidden=hidden)
-        return tuple(_own(each) for layer in cross_layers(cache) for each in (layer.keys, layer.values))
+        return tuple(_own(tensor) for layer in cross_layers(cache) for tensor in (layer.keys, layer.values))
 
 
 class StepGraph(_DecoderGraph):
@@ -144,8 +144,8 @@ class StepGraph(_DecoderGraph):
         cache = in_graph(own, cross if self._source else None, self._layers, written)
         hidden = torch.zeros(ids.shape[0], self._source, self._width) if self._source else None
         logits = self._logits(cache, ids, mask, positions, place, hidden, source)
-        new = [each for layer in own_layers(cache) for each in layer.new]
-        return _own(logits), *(_own(each) for each in new)
+        new = [tensor for layer in own_layers(cache) for tensor in layer.new]
+        return _own(logits), *(_own(tensor) for tensor in new)
 
 
 def _own(result: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def layout_of(model: nn.Module, sizes: Sizes) -> Layout:
         layers,
         cross,
         cache_name,
-        next((each for each in _MASKS[encodes:] if each in parameters), "") if encodes else _MASKS[0],
+        next((mask for mask in _MASKS[encodes:] if mask in parameters), "") if encodes else _MASKS[0],
         _POSITIONS[encodes] if _POSITIONS[encodes] in parameters else "",
         "logits_to_keep" in parameters,
         (max(sizes.texts) if texts else int(hidden.shape[1])) if hidden is not None else 0,

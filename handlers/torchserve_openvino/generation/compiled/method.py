@@ -101,7 +101,7 @@ def prepare_generate(
     check(section, config.backend.options.device)
     _check_model(model, path)
     arguments = Arguments(model, function)
-    calls = [arguments.named(*each) for each in seen]
+    calls = [arguments.named(*call) for call in seen]
     generation = CompiledGeneration(model, _sizes(model, arguments, calls, path, context))
     refuses = config.openvino.batching.outside == "refuse"
     for call in calls:
@@ -133,7 +133,7 @@ def _check_model(model: Any, path: str) -> None:
     name = type(model).__name__
     if model.training:
         raise ModelLoadError(f"{_KEY} names {path!r}, but {name} is in training mode: call eval() in initialize.")
-    others = {str(each.dtype) for each in model.parameters() if each.dtype != torch.float32}
+    others = {str(parameter.dtype) for parameter in model.parameters() if parameter.dtype != torch.float32}
     if others:
         raise ModelLoadError(
             f"{_KEY} names {path!r}, but {name} has weights of {', '.join(sorted(others))}: load it in torch.float32; "

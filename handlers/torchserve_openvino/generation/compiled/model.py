@@ -89,7 +89,7 @@ class CompiledGeneration:
                 raise InvalidInputError(f"the encoder takes {list(features)}, not {list(values.shape[1:])}")
             return self._encoders[0](values.contiguous())[0]
         length = values.shape[1]
-        size = next((each for each in sorted(self._encoders) if each >= length), None)
+        size = next((encoder for encoder in sorted(self._encoders) if encoder >= length), None)
         if size is None or length == 0:
             raise InvalidInputError(f"the input has {length} tokens; the encoder takes 1 to {max(self._encoders)}")
         seen = torch.ones_like(values) if mask is None else mask.to(torch.int64)
@@ -124,9 +124,9 @@ class CompiledGeneration:
 
     def bytes_of_a_sequence(self) -> int:
         """Returns how much memory the keys and values of one sequence take, in bytes."""
-        shapes = [*[(each, self.sizes.places) for each in self.layout.layers],
-                  *[(each, self.layout.source) for each in self.layout.cross]]  # fmt: skip
-        return sum(each.heads * (each.key + each.value) * places * 4 for each, places in shapes)
+        shapes = [*[(layer, self.sizes.places) for layer in self.layout.layers],
+                  *[(shape, self.layout.source) for shape in self.layout.cross]]  # fmt: skip
+        return sum(shape.heads * (shape.key + shape.value) * places * 4 for shape, places in shapes)
 
     def step(
         self, cache: Any, ids: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None,
@@ -167,9 +167,9 @@ class CompiledGeneration:
         if layout.masks_source:
             seen = torch.ones(batch, 0, dtype=torch.int64) if source is None else source.to(torch.int64)
             inputs.append(_widened(seen, layout.source, fill=int(source is None)))
-        inputs += [each for layer in own for each in (layer.keys, layer.values)]
+        inputs += [tensor for layer in own for tensor in (layer.keys, layer.values)]
         if layout.encodes:
-            inputs += [each for layer in self._caches.cross_layers(cache) for each in (layer.keys, layer.values)]
+            inputs += [tensor for layer in self._caches.cross_layers(cache) for tensor in (layer.keys, layer.values)]
         logits, *new = self._steps[size](*inputs)
         with SERVING.on():
             for layer, keys, values in zip(own, new[::2], new[1::2], strict=True):
@@ -217,10 +217,10 @@ class CompiledGeneration:
             if layout.masks_source:
                 inputs.append(_lengths(rows, layout.source))
             for layers, size in ((layout.layers, places), (layout.cross, layout.source)):
-                for each in layers:
+                for layer in layers:
                     inputs += [
-                        draw.normal(rows, each.heads, size, each.key),
-                        draw.normal(rows, each.heads, size, each.value),
+                        draw.normal(rows, layer.heads, size, layer.key),
+                        draw.normal(rows, layer.heads, size, layer.value),
                     ]
             return inputs
 
@@ -389,12 +389,12 @@ class Rows(Calls):
         """
         rows = len(inputs[0])
         with eager_watch.compiled(), SERVING.on():
-            columns = [ordinary(each) for each in inputs]
+            columns = [ordinary(tensor) for tensor in inputs]
             outputs = [
-                self._once([each[first:last] for each in columns] if last - first < rows else columns)
+                self._once([column[first:last] for column in columns] if last - first < rows else columns)
                 for first, last in self._pieces(rows)
             ]
-        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(each) for each in zip(*outputs, strict=True))
+        return outputs[0] if len(outputs) == 1 else tuple(torch.cat(rows) for rows in zip(*outputs, strict=True))
 
     def _once(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         outputs = self._run(*inputs)
@@ -403,7 +403,7 @@ class Rows(Calls):
     def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
         first = 0
         while first < rows:
-            size = max(each for each in self._batches if each <= rows - first)
+            size = max(batch for batch in self._batches if batch <= rows - first)
             yield first, first + size
             first += size
 

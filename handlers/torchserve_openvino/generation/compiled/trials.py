@@ -75,7 +75,7 @@ class Trials:
         if model_input(self._model) != IDS:
             return []
         longest = max(sizes.texts) if layout.encodes else sizes.places - self._tokens
-        prompts = [torch.tensor([each]) for each in made_up(layout.vocabulary, self._special(), longest)]
+        prompts = [torch.tensor([prompt]) for prompt in made_up(layout.vocabulary, self._special(), longest)]
         batches = [(ids, torch.ones_like(ids)) for ids in prompts]
         if len(prompts) > 1:
             least, most = prompts[0], prompts[1]
@@ -106,7 +106,7 @@ def _compared(
         count.compared += 1
         if token == expected:
             count.equal += 1
-            both = [each[row].float().log_softmax(-1)[token] for each in (mine, their)]
+            both = [logits[row].float().log_softmax(-1)[token] for logits in (mine, their)]
             drift = abs(float(both[0] - both[1]))
             # A row that ended before others goes on with padding.
             if not drift <= count.drift:

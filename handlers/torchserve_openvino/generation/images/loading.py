@@ -66,7 +66,7 @@ def family_of(index: Mapping[str, Any]) -> Family:
     for family in FAMILIES:
         if name in family.pipelines:
             return family
-    known = [each for family in FAMILIES for each in family.pipelines]
+    known = [pipeline for family in FAMILIES for pipeline in family.pipelines]
     raise ModelLoadError(f"{INDEX} names the pipeline {name}, which is not served; served are {listed(known)}.")
 
 

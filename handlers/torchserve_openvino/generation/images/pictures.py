@@ -135,7 +135,7 @@ class PictureMaker:
             if tokenizer is not None:
                 limit = T5_TOKENS if encoder == "text_encoder_3" else int(tokenizer.model_max_length)
                 counts.append((len(tokenizer(text).input_ids), limit))
-        return max(counts, key=lambda each: each[1])
+        return max(counts, key=lambda count: count[1])
 
     # --- making pictures ------------------------------------------------------------------------------------------
 
@@ -238,9 +238,9 @@ def rehearse(maker: PictureMaker, sizes: list[Size], *, guided: list[float], ste
             picture = ImageSettings("a picture", size, steps, guidance, image=blank, strength=1.0)
             masked = ImageSettings("a picture", size, steps, guidance, image=blank, mask=white, strength=1.0)
             requests = [masked] if maker.components.inpaints_only else [plain, picture] if images else [plain]
-            for each in requests:
+            for request in requests:
                 try:
-                    maker.make(each, 0)
+                    maker.make(request, 0)
                 except WithheldPictureError:
                     continue
                 except (BlankPictureError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:

@@ -129,11 +129,11 @@ def prove(
     form, count, near, rows = least_exact(forms), Count(), _Near(), 0
     end = eager.generation_config.eos_token_id
     ends = frozenset(end if isinstance(end, list) else [end])
-    by_eager = [_written(eager, each, tokens) for each in recorded]
+    by_eager = [_written(eager, recording, tokens) for recording in recorded]
     between()
-    for each, theirs in zip(recorded, by_eager, strict=True):
-        ours = _written(compiled, each, tokens)
-        for place in range(len(each.features)):
+    for recording, theirs in zip(recorded, by_eager, strict=True):
+        ours = _written(compiled, recording, tokens)
+        for place in range(len(recording.features)):
             expected, written = theirs.of(place, ends), ours.of(place, ends)
             near.add(expected, written)
             answer = [(token, _logprob(scores, token)) for token, scores in written]
@@ -146,13 +146,13 @@ def prove(
     )  # fmt: skip
 
 
-def _written(model: Any, each: Recorded, tokens: int) -> _Written:
+def _written(model: Any, recording: Recorded, tokens: int) -> _Written:
     written = _Written()
     with torch.no_grad():
         model.generate(
-            input_features=each.features,
-            attention_mask=each.mask,
-            return_timestamps=each.timestamps,
+            input_features=recording.features,
+            attention_mask=recording.mask,
+            return_timestamps=recording.timestamps,
             logits_processor=[written],
             monitor_progress=written.begins,
             max_new_tokens=tokens,

@@ -106,7 +106,7 @@ class SpeechModel:
         token = plain if plain.startswith("<|") else f"<|{codes.get(plain, plain)}|>"
         if token in self.languages:
             return token
-        known = sorted(each[2:-2] for each in self.languages)
+        known = sorted(language[2:-2] for language in self.languages)
         hint = nearest(plain, [*known, *codes])
         raise InvalidInputError(
             f"language is {name!r}; this model knows {listed(known)}.{f' Did you mean {hint!r}?' if hint else ''}"
@@ -227,7 +227,7 @@ class SpeechModel:
         precision = self.window / int(self.model.config.max_source_positions)
         text, chunks = pipeline_text(self._tokenizer, tokens, settings.timestamps, precision)
         return Transcript(
-            text, chunks, tuple(self._segment(each, sound.seconds) for each in segments),
+            text, chunks, tuple(self._segment(segment, sound.seconds) for segment in segments),
             self._language(segments, settings), sound.seconds,
         )  # fmt: skip
 

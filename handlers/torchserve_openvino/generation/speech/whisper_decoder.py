@@ -116,7 +116,7 @@ class WhisperDecoder:
         if self._heard is not None and torch.equal(self._heard[0], features):
             return self._heard[1]
         split = self._split(len(features))
-        blocks = [self.encoder(features=_rows(features, *each))[: each[1]] for each in split]
+        blocks = [self.encoder(features=_rows(features, *block))[: block[1]] for block in split]
         states = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
         self._heard = features, states
         return states

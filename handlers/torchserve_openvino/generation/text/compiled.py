@@ -96,14 +96,14 @@ def sizes_of(config: Any, section: GenerateSection, places: int) -> Sizes:
     if getattr(config, "is_encoder_decoder", False):
         return Sizes(places, texts=(*_lengths(places - 1), places))
     most = min(section.step_tokens, places)
-    return Sizes(places, steps=tuple(each for each in (*_lengths(most - 1), most) if each > 1))
+    return Sizes(places, steps=tuple(length for length in (*_lengths(most - 1), most) if length > 1))
 
 
 def _lengths(most: int) -> list[int]:
     lengths = [_GROWTH**2]
     while lengths[-1] * _GROWTH <= most:
         lengths.append(lengths[-1] * _GROWTH)
-    return [each for each in lengths if each <= most]
+    return [length for length in lengths if length <= most]
 
 
 def check(section: GenerateSection, device: str, why: str = "") -> None:
@@ -190,10 +190,10 @@ def referred(steps: EagerSteps, prompts: Sequence[Sequence[int]], count: int) ->
 def near(steps: Steps, references: Sequence[Reference]) -> Nearness:
     """Compares the logits of compiled graphs with eager PyTorch's, after the tokens that that generated."""
     pairs = []
-    for each in references:
-        tokens = list(each.expected.tokens)
-        got = torch.stack(list(_logits(steps, each.expected.prompt, tokens, len(tokens))))
-        pairs.append((got.numpy(), each.logits.numpy()))
+    for reference in references:
+        tokens = list(reference.expected.tokens)
+        got = torch.stack(list(_logits(steps, reference.expected.prompt, tokens, len(tokens))))
+        pairs.append((got.numpy(), reference.logits.numpy()))
     return nearness_of(pairs)
 
 

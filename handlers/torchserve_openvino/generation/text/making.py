@@ -120,7 +120,9 @@ class Making:
         begin_step("exporting the model")
         exported = export(eager)
         begin_step(f"writing the weights in {self.weights}")
-        name_weights(exported.model, ((name, each.detach().numpy()) for name, each in eager.named_parameters()))
+        name_weights(
+            exported.model, ((name, parameter.detach().numpy()) for name, parameter in eager.named_parameters())
+        )
         if self._splits:
             split_gated_products(exported.model, PassContext())
         smaller, how = self._compressed(exported.model)

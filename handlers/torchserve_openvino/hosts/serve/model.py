@@ -91,7 +91,7 @@ class ServedArchive:
     @property
     def state(self) -> str:
         """``READY``, ``loading``, ``idle``, ``failed`` or ``ended``."""
-        if any(each.is_ready for each in self._processes.values()):
+        if any(process.is_ready for process in self._processes.values()):
             return "READY"
         if self._refused_because:
             return "failed"
@@ -117,7 +117,9 @@ class ServedArchive:
     @property
     def pids(self) -> list[int]:
         """The processes of its workers."""
-        return [each.pid for each in self._processes.values() if each.pid is not None and not each.ended.done()]
+        return [
+            process.pid for process in self._processes.values() if process.pid is not None and not process.ended.done()
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Returns its description, with the keys of TorchServe's management API."""
@@ -142,16 +144,16 @@ class ServedArchive:
 
     async def report(self, seconds: float) -> dict[str, Any] | None:
         """Returns the report of a worker; None if none is ready, or all are busy for so long."""
-        ready = [each for each in self._processes.values() if each.is_ready]
-        tasks = [asyncio.create_task(each.describe(seconds)) for each in ready]
+        ready = [process for process in self._processes.values() if process.is_ready]
+        tasks = [asyncio.create_task(process.describe(seconds)) for process in ready]
         try:
             for task in asyncio.as_completed(tasks):
                 if (report := await task) is not None:
                     return report
             return None
         finally:
-            for each in tasks:
-                each.cancel()
+            for description in tasks:
+                description.cancel()
 
     # --- start and end ------------------------------------------------------------------------------------------
 
@@ -279,10 +281,10 @@ class ServedArchive:
         first = self._first_end is not None and not self._first_end.done()
         if isinstance(error, RefusedError) or first:
             self._first_ends(error)
-            if not any(each.is_ready for each in self._processes.values()):
+            if not any(process.is_ready for process in self._processes.values()):
                 self._refused_because = f"no worker of {self.label} starts: {error}"
                 self._queue.clear()
-                for pending in [each for each in self._open if each in self._timers]:
+                for pending in [pending for pending in self._open if pending in self._timers]:
                     pending.add(unavailable(self._refused_because, pending.id), last=True)
 
     def _forget(self, process: WorkerProcess) -> None:
@@ -314,13 +316,13 @@ class ServedArchive:
                 if process.calls >= self.settings.queue_size:
                     await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 elif not (batch := await self._next_batch(process, most=1, watched=calls)):
-                    if not any(each.done() for each in calls):
+                    if not any(call.done() for call in calls):
                         break
                 else:
                     calls.add(asyncio.create_task(process.call(batch, self.settings.timeout)))
                     # It takes its number before the next request is counted.
                     await asyncio.sleep(0)
-                for call in [each for each in calls if each.done()]:
+                for call in [call for call in calls if call.done()]:
                     calls.remove(call)
                     call.result()
             if calls:
@@ -344,7 +346,7 @@ class ServedArchive:
         """
         watched = watched if watched is not None else set()
         while not self._queue or self._collector not in (None, process):
-            if process.ended.done() or self._ending.is_set() or any(each.done() for each in watched):
+            if process.ended.done() or self._ending.is_set() or any(future.done() for future in watched):
                 return []
             await self._changed({process.ended, *watched})
         if process.ended.done():
@@ -477,13 +479,13 @@ class ServedArchive:
     def _take_metrics(self, metrics: Sequence[Any]) -> None:
         for kind, name, value, labels in metrics:
             # All values of a histogram, one of anything else.
-            for each in value if kind == "histogram" else (value,):
-                self._record(kind, name, each, {**labels, **self._labels})
+            for item in value if kind == "histogram" else (value,):
+                self._record(kind, name, item, {**labels, **self._labels})
 
     def show(self) -> None:
         """Sets its gauges, which are read from time to time, while they change with each request."""
         self._record("gauge", "openvino_waiting_requests", self.waiting, self._labels)
-        ready = sum(each.is_ready for each in self._processes.values())
+        ready = sum(process.is_ready for process in self._processes.values())
         self._record("gauge", "openvino_ready_workers", ready, self._labels)
 
     def measure(self) -> int:
@@ -515,4 +517,4 @@ def _resident_tree(pid: int) -> int:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return 0
-    return _resident(pid) + sum(_resident(each.pid) for each in children)
+    return _resident(pid) + sum(_resident(child.pid) for child in children)

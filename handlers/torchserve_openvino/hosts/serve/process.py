@@ -225,7 +225,7 @@ class WorkerProcess:
         for index, pending in enumerate(batch):
             pending.on_gone = lambda index=index: self._send({"kind": "gone", "call": number, "index": index})
         try:
-            self._send({"kind": "call", "requests": [each.head() for each in batch]}, number, batch)
+            self._send({"kind": "call", "requests": [request.head() for request in batch]}, number, batch)
             for index, pending in enumerate(batch):
                 if pending.is_gone:
                     self._send({"kind": "gone", "call": number, "index": index})
@@ -264,7 +264,7 @@ class WorkerProcess:
     def _send(self, head: dict[str, Any], number: int | None = None, batch: Sequence[Pending] = ()) -> None:
         if self._writer is not None and not self.ended.done():
             more = {} if number is None else {"call": number}
-            self._writer.write(packed({**head, **more}, b"".join(each.body for each in batch)))
+            self._writer.write(packed({**head, **more}, b"".join(request.body for request in batch)))
 
     async def describe(self, seconds: float) -> dict[str, Any] | None:
         """Returns the worker's report; None if it does not come in time, as while a call runs."""
@@ -355,7 +355,7 @@ def _environment() -> dict[str, str]:
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(each).absolute()) for each in path.split(os.pathsep) if each
+            str(Path(folder).absolute()) for folder in path.split(os.pathsep) if folder
         )
     return environment
 

@@ -63,7 +63,7 @@ class Registry:
 
     def __iter__(self) -> Iterator[ServedArchive]:
         """Iterates over all archives."""
-        return (each for versions in self._models.values() for each in versions.values())
+        return (model for versions in self._models.values() for model in versions.values())
 
     @property
     def names(self) -> list[str]:
@@ -103,7 +103,7 @@ class Registry:
             TorchServeOpenVINOError: One of them is refused.
         """
         async with self._reloading:
-            starts = [background(each.start(), self._tasks) for each in self]
+            starts = [background(model.start(), self._tasks) for model in self]
             await asyncio.gather(*starts)
             background(self._tend(), self._tasks)
 
@@ -112,7 +112,7 @@ class Registry:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(each.stop(grace) for each in self))
+        await asyncio.gather(*(model.stop(grace) for model in self))
 
     # --- reload -------------------------------------------------------------------------------------------------
 
@@ -135,10 +135,10 @@ class Registry:
                 raise ModelLoadError(f"{former.archive} is {successor.label} now, which {other.archive} is already")
             await successor.start()
             self._models[name] = {
-                successor.settings.version if each is former else each.settings.version: successor
-                if each is former
-                else each
-                for each in self._models[name].values()
+                successor.settings.version if model is former else model.settings.version: successor
+                if model is former
+                else model
+                for model in self._models[name].values()
             }
             former.hand_over(successor)
             logger.info("%s: reloaded from %s", successor.label, successor.archive)
@@ -152,14 +152,14 @@ class Registry:
         background(self._reload_changed(), self._tasks)
 
     async def _reload_changed(self) -> None:
-        for each in list(self):
-            if stamp_of(each.archive) == each.stamp:
+        for model in list(self):
+            if stamp_of(model.archive) == model.stamp:
                 continue
             try:
-                await self.reload(each.settings.name, each.settings.version)
+                await self.reload(model.settings.name, model.settings.version)
             except (TorchServeOpenVINOError, OSError) as error:
-                logger.error("%s is not reloaded, and its former state is served: %s", each.label, error)
-                self._on_change(f"{each.label} is not reloaded: {error}")
+                logger.error("%s is not reloaded, and its former state is served: %s", model.label, error)
+                self._on_change(f"{model.label} is not reloaded: {error}")
 
     # --- models that nobody uses --------------------------------------------------------------------------------
 
@@ -168,22 +168,22 @@ class Registry:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            for each in self:
-                if each.settings.keep is not None and now - each.used >= each.settings.keep:
-                    self._rest(each)
+            for model in self:
+                if model.settings.keep is not None and now - model.used >= model.settings.keep:
+                    self._rest(model)
             if self._memory is not None:
-                sizes = await asyncio.to_thread(lambda: {each: each.measure() for each in list(self)})
+                sizes = await asyncio.to_thread(lambda: {model: model.measure() for model in list(self)})
                 self._make_room(sum(sizes.values()), self._memory)
 
     def _make_room(self, used: int, most: int) -> None:
         """Lets the models rest that were not used for longest, until the rest fits."""
-        resting = sum(each.memory for each in self._resting)
-        for each in sorted(self, key=lambda each: each.used):
+        resting = sum(model.memory for model in self._resting)
+        for model in sorted(self, key=lambda candidate: candidate.used):
             if used - resting <= most:
                 return
-            if self._rest(each):
-                resting += each.memory
-                logger.info("%s rests: all workers have %d MB, more than --memory", each.label, used // 10**6)
+            if self._rest(model):
+                resting += model.memory
+                logger.info("%s rests: all workers have %d MB, more than --memory", model.label, used // 10**6)
 
     def _rest(self, model: ServedArchive) -> bool:
         """Lets a model rest if it is loaded, and nobody waits for it."""
@@ -203,5 +203,5 @@ class Registry:
     def wake(self, model: ServedArchive) -> None:
         """Makes room for a model whose workers start again, by what they had when they ended."""
         if self._memory is not None and model.state == "idle":
-            others = sum(each.memory for each in self if each is not model and each.state == "READY")
+            others = sum(other.memory for other in self if other is not model and other.state == "READY")
             self._make_room(others + model.memory, self._memory)

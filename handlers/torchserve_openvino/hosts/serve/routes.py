@@ -201,7 +201,7 @@ class Site:
         """Why some model can't answer now; empty if all can."""
         if self.drains:
             return ["the server stops"]
-        return [f"{each.label}: {each.problem}" for each in self._registry if each.problem]
+        return [f"{model.label}: {model.problem}" for model in self._registry if model.problem]
 
     async def ping(self, request: Request) -> HttpResponse:
         """Answers TorchServe's ``GET /ping``: healthy if each model has a worker that is ready, or rests."""
@@ -218,7 +218,7 @@ class Site:
         """Answers ``GET /v2/health/ready``: a worker of each model answers its warm-up sample, or the model rests."""
         models = list(self._registry)
         answers = zip(models, await asyncio.gather(*map(self._problem, models)), strict=True)
-        answer = http.readiness(f"{each.label}: {problem}" for each, problem in answers if problem)
+        answer = http.readiness(f"{answer.label}: {problem}" for answer, problem in answers if problem)
         return await http.response(http.only(answer))
 
     async def model_ready(self, request: Request) -> HttpResponse:
@@ -240,8 +240,8 @@ class Site:
 
     async def metrics(self, request: Request) -> HttpResponse:
         """Answers ``GET /metrics``."""
-        for each in self._registry:
-            each.show()
+        for model in self._registry:
+            model.show()
         text = await asyncio.to_thread(prometheus_client.generate_latest, self._metrics)
         return HttpResponse(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
@@ -253,9 +253,9 @@ class Site:
     async def models(self, request: Request) -> HttpResponse:
         """Answers ``GET /models``."""
         entries = [
-            {"modelName": each.settings.name, "modelVersion": each.settings.version, "modelUrl": each.archive.name,
-             "status": each.state}
-            for each in self._registry
+            {"modelName": model.settings.name, "modelVersion": model.settings.version, "modelUrl": model.archive.name,
+             "status": model.state}
+            for model in self._registry
         ]  # fmt: skip
         return JSONResponse({"models": entries})
 
@@ -264,11 +264,13 @@ class Site:
         name, version = request.path_params["name"], request.path_params.get("version")
         archives = self._registry.versions(name) if version == "all" else [self._model(request)]
         entries = []
-        for each in archives:
-            entry = each.describe()
+        for archive in archives:
+            entry = archive.describe()
             if request.query_params.get("customized", "").lower() == "true":
-                report = await each.report(_REPORT_SECONDS)
-                entry["customizedMetadata"] = report if report is not None else each.problem or "all workers are busy"
+                report = await archive.report(_REPORT_SECONDS)
+                entry["customizedMetadata"] = (
+                    report if report is not None else archive.problem or "all workers are busy"
+                )
             entries.append(entry)
         return HttpResponse(json.dumps(entries, indent=2, default=str), media_type="application/json")
 
@@ -296,7 +298,7 @@ class Site:
     async def metadata(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/models/NAME``."""
         model = self._model(request)
-        versions = [each.settings.version for each in self._registry.versions(model.settings.name)]
+        versions = [other.settings.version for other in self._registry.versions(model.settings.name)]
         body = {"name": model.settings.name, "versions": versions, "platform": "torchserve_openvino"}
         return JSONResponse({**body, "inputs": [], "outputs": []})
 
@@ -313,7 +315,7 @@ class Site:
         """Answers TorchServe's ``/predictions/NAME[/VERSION][/PATH]``, and ``/explanations/`` likewise."""
         name, rest = request.path_params["name"], request.path_params.get("rest", "").strip("/")
         version, _, path = rest.partition("/")
-        known = {each.settings.version for each in self._registry.versions(name)}
+        known = {model.settings.version for model in self._registry.versions(name)}
         if version in known or http.is_version(version):
             model = self._registry.model(name, version)
         else:

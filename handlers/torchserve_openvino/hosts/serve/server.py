@@ -172,7 +172,7 @@ async def _until_ended(registry: Registry, ended: asyncio.Event, url: str, repor
     if starting.done():
         # Raises why a model is refused.
         starting.result()
-        models = [each.label for each in registry]
+        models = [model.label for model in registry]
         report("ready", f"READY: {', '.join(models)} on {url}/predictions/NAME", {"url": url, "models": models})
         await stopping
     else:
@@ -184,8 +184,8 @@ async def _show_steps(registry: Registry, report: Report) -> None:
     """Reports what each model that loads does, when that changes."""
     shown: dict[str, str] = {}
     while True:
-        for each in registry:
-            if each.state == "loading" and shown.get(each.label) != each.step:
-                shown[each.label] = each.step
-                report("loading", f"{each.label}: {each.step}", {"model": each.settings.name, "step": each.step})
+        for model in registry:
+            if model.state == "loading" and shown.get(model.label) != model.step:
+                shown[model.label] = model.step
+                report("loading", f"{model.label}: {model.step}", {"model": model.settings.name, "step": model.step})
         await asyncio.sleep(0.2)

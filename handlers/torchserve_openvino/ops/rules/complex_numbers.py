@@ -157,7 +157,7 @@ def _product(op: Any) -> Decomposition:
 def _same_rank(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the pairs of both, with the leading dimensions that broadcasting adds."""
     rank = max(x.dim(), y.dim())
-    pairs = [_pairs(each) for each in (x, y)]
+    pairs = [_pairs(operand) for operand in (x, y)]
     first, second = (p.reshape([1] * (rank + 1 - p.dim()) + list(p.shape)) for p in pairs)
     return first, second
 

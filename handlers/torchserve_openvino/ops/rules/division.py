@@ -43,13 +43,15 @@ declare(
 
 def _rounds_right(x: Any, y: Any) -> bool:
     """Returns whether OpenVINO's own division is exact: of integers (`int_range` limits these), and by powers of 2."""
-    if not any(each.is_floating_point() if isinstance(each, Tensor) else isinstance(each, float) for each in (x, y)):
+    if not any(
+        operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float) for operand in (x, y)
+    ):
         return True
     return isinstance(y, (int, float)) and math.frexp(abs(y))[0] == 0.5
 
 
 def _few(x: Any, y: Any) -> bool:
-    shapes = [each.shape for each in (x, y) if isinstance(each, Tensor)]
+    shapes = [operand.shape for operand in (x, y) if isinstance(operand, Tensor)]
     sizes = torch.broadcast_shapes(*shapes)
     return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= MOST_VALUES
 
@@ -71,7 +73,7 @@ def _rounded_quotient(node: Node) -> str | None:
 
 
 def _operands(node: Node) -> list[Any]:
-    return [value_of(each) if isinstance(each, Node) else each for each in node.args[:2]]
+    return [value_of(arg) if isinstance(arg, Node) else arg for arg in node.args[:2]]
 
 
 def _converted(x: Any, y: Any, *kinds: torch.dtype) -> tuple[Tensor, Tensor] | None:

@@ -83,8 +83,8 @@ class _Rows:
     def reshaped(self, shape: Any) -> "_Rows":
         """Returns the same rows with another shape."""
         indices, weights, keep = (
-            None if each is None else ops.reshape(each, shape, False).output(0)
-            for each in (self.indices, self.weights, self.keep)
+            None if tensor is None else ops.reshape(tensor, shape, False).output(0)
+            for tensor in (self.indices, self.weights, self.keep)
         )
         return replace(self, indices=indices, weights=weights, keep=keep)
 

@@ -142,7 +142,7 @@ def _replication_pad(x: Output, padding: Sequence[int]) -> Any:
 @decomposition(aten.affine_grid_generator.default)
 def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
     """Declines dimensions of 1, of which torch's own formula makes constants in a way that cannot be traced."""
-    if any(each <= 1 for each in size[2:]):
+    if any(length <= 1 for length in size[2:]):
         return NotImplemented
     return torch._decomp.decomposition_table[aten.affine_grid_generator.default](theta, size, align_corners)
 
@@ -210,7 +210,7 @@ def _nearest(exact: bool) -> Callable[..., Any]:
         spatial = _spatial(x)
         sizes = new_sizes(spatial, output_size, scale_factors)
         factors: Sequence[float | None] = scale_factors or [None] * len(sizes)
-        found = [_nearest_of(*each, exact) for each in zip(spatial, sizes, factors, strict=True)]
+        found = [_nearest_of(*axis, exact) for axis in zip(spatial, sizes, factors, strict=True)]
         times = [new // size for size, new in zip(spatial, sizes, strict=True)]
         repeats = [np.array_equal(np.repeat(np.arange(n), k), f) for n, k, f in zip(spatial, times, found, strict=True)]
         if len(spatial) == 2 and all(repeats):

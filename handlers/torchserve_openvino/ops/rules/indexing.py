@@ -150,7 +150,7 @@ def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accu
     # Indices of several dimensions are broadcast together.
     joined = functools.reduce(ops.add, positions)
     together = ops.shape_of(joined, "i64")
-    columns = [ops.unsqueeze(ops.broadcast(each, together), int64([-1])) for each in positions]
+    columns = [ops.unsqueeze(ops.broadcast(position, together), int64([-1])) for position in positions]
     # The indexed dimensions go first, as ScatterNDUpdate requires.
     order = indexed + kept
     moved = ops.transpose(x, int64(order))
@@ -211,7 +211,7 @@ def _scatter_reduce(x: Output, dim: int, index: Output, src: Output, reduce: str
         return result
     # torch propagates NaN, OpenVINO drops it. A flag marks NaN: 1 for the maximum, -1 for the minimum, else 0.
     sign = 1.0 if reduce == "amax" else -1.0
-    flags = [ops.multiply(ops.convert(ops.is_nan(each), "f32"), np.float32(sign)).output(0) for each in (x, src)]
+    flags = [ops.multiply(ops.convert(ops.is_nan(operand), "f32"), np.float32(sign)).output(0) for operand in (x, src)]
     is_nan = ops.not_equal(scatter(*flags), np.float32(0.0))
     return ops.select(is_nan, ops.constant(np.nan, dtype=x.get_element_type()), result)
 

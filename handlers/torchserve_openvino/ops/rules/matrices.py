@@ -166,6 +166,8 @@ def _trilinear(
     """Makes two products of matrices of `nn.Bilinear`: a sum of products of all three operands takes their memory."""
     count = x.dim() + len(expand1)
     letters = "abcdefgh"[:count]
-    terms = ("".join(each for i, each in enumerate(letters) if i not in gaps) for gaps in (expand1, expand2, expand3))
-    left = "".join(each for i, each in enumerate(letters) if i not in sumdim)
+    terms = (
+        "".join(letter for i, letter in enumerate(letters) if i not in gaps) for gaps in (expand1, expand2, expand3)
+    )
+    left = "".join(letter for i, letter in enumerate(letters) if i not in sumdim)
     return torch.einsum(f"{','.join(terms)}->{left}", x, weight, y)

@@ -95,7 +95,7 @@ def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
         return NotImplemented
     ordered = aten.sort.stable(x, stable=True, dim=dim, descending=False)
     # Not a view of the sorted values: eager's result is not a view either.
-    values, places = (torch.narrow_copy(each, dim, k - 1, 1) for each in ordered)
+    values, places = (torch.narrow_copy(tensor, dim, k - 1, 1) for tensor in ordered)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 

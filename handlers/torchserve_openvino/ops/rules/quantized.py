@@ -53,7 +53,7 @@ def _quantized(
 ) -> Any:
     x = ops.convert(x, "f32").output(0) if x.get_element_type() != ov.Type.f32 else x
     scales, zeros = _along(scale, x, axis), _along(zero, x, axis)
-    known_scales, known_zeros = (_constant(each.output(0)) for each in (scales, zeros))
+    known_scales, known_zeros = (_constant(node.output(0)) for node in (scales, zeros))
     # torch divides numbers in float64, and tensors in float32.
     inverse: Any = ops.divide(ops.constant(np.float32(1)), scales)
     if not isinstance(scale, Output):
@@ -68,7 +68,7 @@ def _quantized(
             return ops.constant(np.ascontiguousarray(found.astype(_NUMPY[dtype])))
         if simulated:
             ends = [(np.float64(end) - known_zeros) * known_scales.astype(np.float64) for end in (low, high)]
-            given = [ops.constant(np.asarray(each, np.float32)) for each in (*ends, low, high)]
+            given = [ops.constant(np.asarray(bound, np.float32)) for bound in (*ends, low, high)]
             return ops.convert(ops.fake_quantize(x, *given, high - low + 1), _TYPES[dtype])
     rounded = ops.add(ops.round(ops.multiply(x, inverse), "half_to_even"), zeros)
     least, most = ops.constant(np.float32(low)), ops.constant(np.float32(high))

@@ -86,7 +86,7 @@ def _lstm_layer(x: Output, states: Sequence[Output], weights: Weights, backward:
         return _projected_layer(x, states, weights, backward)
     bias = ops.add(*weights.biases).output(0)
     hidden, cell = map(_with_direction, states)
-    w, r, b = (_reordered(each, _LSTM_GATES) for each in (weights.w, weights.r, bias))
+    w, r, b = (_reordered(weight, _LSTM_GATES) for weight in (weights.w, weights.r, bias))
     return _results(
         ops.lstm_sequence(x, hidden, cell, _lengths(x), w, r, b, _rows(weights.w) // 4, _direction(backward))
     )
@@ -98,10 +98,10 @@ def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: 
     # The reset and update gates take the sum of both biases, the new gate takes them separately.
     gates = ops.gather(both, int64(list(range(2 * size))), int64(1))
     last = [
-        ops.unsqueeze(ops.gather(each, int64(list(range(2 * size, 3 * size))), int64(0)), int64([0]))
-        for each in weights.biases
+        ops.unsqueeze(ops.gather(bias, int64(list(range(2 * size, 3 * size))), int64(0)), int64([0]))
+        for bias in weights.biases
     ]
-    w, r = (_reordered(each, _GRU_GATES) for each in (weights.w, weights.r))
+    w, r = (_reordered(weight, _GRU_GATES) for weight in (weights.w, weights.r))
     bias = ops.concat([gates, *last], 1)
     return _results(
         ops.gru_sequence(
@@ -112,7 +112,7 @@ def _gru_layer(x: Output, states: Sequence[Output], weights: Weights, backward: 
 
 def _tanh_layer(x: Output, states: Sequence[Output], weights: Weights, backward: bool) -> tuple[Output, list[Output]]:
     bias = ops.add(*weights.biases).output(0)
-    w, r, b = (_reordered(each, (0,)) for each in (weights.w, weights.r, bias))
+    w, r, b = (_reordered(weight, (0,)) for weight in (weights.w, weights.r, bias))
     state, lengths = _with_direction(states[0]), _lengths(x)
     return _results(ops.rnn_sequence(x, state, lengths, w, r, b, _rows(weights.w), _direction(backward), ["tanh"]))
 
@@ -175,7 +175,7 @@ def _loop(
     for parameter, matrix in zip(constants, matrices, strict=True):
         loop.set_invariant_input(parameter, matrix)
     every = loop.get_concatenated_slices(output, start, stride, 1, end, 1)
-    return every, [loop.get_iter_value(each, -1) for each in after]
+    return every, [loop.get_iter_value(state, -1) for state in after]
 
 
 def _stacked(
@@ -197,13 +197,13 @@ def _stacked(
     swap = int64([1, 0, 2])
     current = x if batch_first else ops.transpose(x, swap).output(0)
     directions = 2 if bidirectional else 1
-    each = len(params) // (num_layers * directions)
+    per_direction = len(params) // (num_layers * directions)
     last: list[list[Output]] = [[] for _ in states]
     for depth in range(num_layers):
         outputs = []
         for direction in range(directions):
             index = depth * directions + direction
-            weights = Weights(params[index * each : (index + 1) * each], has_biases)
+            weights = Weights(params[index * per_direction : (index + 1) * per_direction], has_biases)
             start = [ops.gather(state, int64(index), int64(0)).output(0) for state in states]
             output, ended = layer(current, start, weights, direction == 1)
             outputs.append(output)

@@ -267,7 +267,7 @@ def _slice_scatter(x: Output, src: Output, dim: int = 0, start: Any = None, end:
     if isinstance(step, Output) or step != 1:
         by = ops.reshape(step, int64([1]), False) if isinstance(step, Output) else int64([step])
         stop = ops.add(begin, ops.multiply(count, by))
-        scalars = [ops.squeeze(each, int64([0])) for each in (begin, stop, by)]
+        scalars = [ops.squeeze(bound, int64([0])) for bound in (begin, stop, by)]
         return ops.scatter_update(x, ops.range(*scalars, "i64"), src, axis)
     behind = ops.slice(x, ops.add(begin, count), int64([2**63 - 1]), int64([1]), axis)
     parts = [before.output(0), src, behind.output(0)]

@@ -79,9 +79,9 @@ class Judge:
     def _value(self, outputs: Sequence[Sequence[Tensor]]) -> float:
         if self.metric == "cosine":
             return statistics.fmean(map(_cosine, outputs, self._outputs))
-        predicted = [int(each[0].argmax(-1)) for each in outputs]
+        predicted = [int(output[0].argmax(-1)) for output in outputs]
         if self.metric == "agreement":
-            expected = [int(each[0].argmax(-1)) for each in self._outputs]
+            expected = [int(output[0].argmax(-1)) for output in self._outputs]
         else:
             expected = [label for label in self._labels if label is not None]
         if self.metric == "f1":
@@ -126,7 +126,8 @@ def _answers(run: Run, samples: Sequence[Sample], *, timed: bool = True) -> tupl
 
 def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     a, b = (
-        torch.cat([each.double().flatten() for each in some if each.is_floating_point()]) for some in (ours, theirs)
+        torch.cat([tensor.double().flatten() for tensor in some if tensor.is_floating_point()])
+        for some in (ours, theirs)
     )
     if not bool(a.isfinite().all()):
         return -1.0
@@ -137,7 +138,7 @@ def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 def _macro_f1(predicted: Sequence[int], expected: Sequence[int]) -> float:
     """Returns the mean of the F1 of all classes that are wanted or found: ``2 right / (wanted + found)``."""
     scores = []
-    for each in {*predicted, *expected}:
-        right = sum(a == b == each for a, b in zip(predicted, expected, strict=True))
-        scores.append(2 * right / (predicted.count(each) + expected.count(each)))
+    for label in {*predicted, *expected}:
+        right = sum(a == b == label for a, b in zip(predicted, expected, strict=True))
+        scores.append(2 * right / (predicted.count(label) + expected.count(label)))
     return statistics.fmean(scores)

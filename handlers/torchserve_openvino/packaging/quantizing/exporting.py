@@ -39,12 +39,12 @@ def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.
     dynamic_axis = torch.export.Dim.DYNAMIC
     open_axes = [
         {0: dynamic_axis}
-        | {axis: dynamic_axis for axis in range(1, len(first)) if len({each[position][axis] for each in shapes}) > 1}
+        | {axis: dynamic_axis for axis in range(1, len(first)) if len({shape[position][axis] for shape in shapes}) > 1}
         for position, first in enumerate(shapes[0])
     ]
     leaves, spec = pytree.tree_flatten(inputs)
     which = iter(open_axes)
-    dynamic = pytree.tree_unflatten([next(which) if isinstance(each, torch.Tensor) else None for each in leaves], spec)
+    dynamic = pytree.tree_unflatten([next(which) if isinstance(leaf, torch.Tensor) else None for leaf in leaves], spec)
     args, kwargs = dynamic
     names = [*_positional(model, len(args))]
     try:
@@ -70,7 +70,9 @@ def _shapes(inputs: Inputs) -> list[tuple[int, ...]]:
 
 def _doubled(inputs: Inputs) -> Inputs:
     """Returns zeros for a batch of two: torch.export takes a size of 1 for a constant, and stores what it was given."""
-    doubled: Inputs = pytree.tree_map_only(torch.Tensor, lambda each: torch.zeros_like(torch.cat([each, each])), inputs)
+    doubled: Inputs = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: torch.zeros_like(torch.cat([tensor, tensor])), inputs
+    )
     return doubled
 
 
@@ -193,7 +195,7 @@ def tidied(model: GraphModule) -> GraphModule:
 
 def _make_positional(node: Node, operator: torch._ops.OpOverload) -> None:
     args, kwargs = list(node.args), dict(node.kwargs)
-    names = [each.name for each in operator._schema.arguments if not each.kwarg_only]
+    names = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
     for position, argument in enumerate(operator._schema.arguments[: len(names)]):
         if position >= len(args) and not kwargs.keys().isdisjoint(names[position:]):
             args.append(kwargs.pop(argument.name, argument.default_value))

@@ -75,7 +75,7 @@ def _labels(path: Path, key: str) -> dict[str, int] | list[int]:
     except (OSError, ValueError) as error:
         raise PackagingError(f"{key}.labels: {error}") from error
     values = labels.values() if isinstance(labels, dict) else labels
-    if not isinstance(labels, (dict, list)) or not all(type(each) is int and each >= 0 for each in values):
+    if not isinstance(labels, (dict, list)) or not all(type(value) is int and value >= 0 for value in values):
         raise PackagingError(f"{key}.labels: {path} must hold numbers of classes, by file name or in a list.")
     return labels
 
@@ -86,7 +86,7 @@ def _from_folder(
     if isinstance(classes, list):
         raise PackagingError(f"{key}.labels: for a folder, classes are given by file name.")
     hashed, items = blake3(), []
-    for path in sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))[:most]:
+    for path in sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))[:most]:
         if path.stat().st_size > MAX_SAMPLE_BYTES:
             raise PackagingError(f"{key}.data: {path} has more than {MAX_SAMPLE_BYTES >> 20} MiB, and is no request.")
         if classes is not None and path.name not in classes:
@@ -148,7 +148,7 @@ class Caller:
 
         def take(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not seen:
-                seen.append(pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), (args, kwargs)))
+                seen.append(pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs)))
 
         hook = self._model.register_forward_pre_hook(take, with_kwargs=True)
         try:

@@ -16,7 +16,7 @@ _MIRRORED |= {aten.gt.Scalar: aten.lt.Tensor, aten.ge.Scalar: aten.le.Tensor}
 
 def mirror_comparisons(graph: Graph, _: PassContext) -> None:
     """Rewrites ``x > y`` as ``y < x``."""
-    for node in [each for target in _MIRRORED for each in graph.find_nodes(op="call_function", target=target)]:
+    for node in [node for target in _MIRRORED for node in graph.find_nodes(op="call_function", target=target)]:
         _mirror(node)
 
 

@@ -75,7 +75,7 @@ def _keep_target(node: Node) -> bool:
     name: Any = node.target
     written = arguments_of(node)[_WRITES[name]]
     target = node.args[0]
-    if not any(is_empty(value_of(each)) for each in (written if isinstance(written, (list, tuple)) else [written])):
+    if not any(is_empty(value_of(result)) for result in (written if isinstance(written, (list, tuple)) else [written])):
         return False
     if not isinstance(target, Node) or layout_of(value_of(target)) != layout_of(value_of(node)):
         return False

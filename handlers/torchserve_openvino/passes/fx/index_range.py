@@ -31,7 +31,7 @@ def index_bounds(graph: Graph) -> dict[str, Bounds]:
                     next((e for e in ends if e is not None), None)
                     for ends in zip(*(b[3:] for b in bounds), strict=True)
                 )
-                low, high = max(each.low for each in bounds), min(each.high for each in bounds)
+                low, high = max(bound.low for bound in bounds), min(bound.high for bound in bounds)
                 by_name[node.name] = Bounds(low, high, first=first, last=last)
     return by_name
 
@@ -85,9 +85,9 @@ def selections(node: Node) -> list[tuple[Node, int, Node, bool]]:
 
 def _bounds(node: Node, index: Node) -> list[Bounds]:
     bounds = []
-    for source, dim, each, negative in selections(node):
+    for source, dim, selection, negative in selections(node):
         size = value_of(source).shape[dim]
-        if each is index and isinstance(size, int):
+        if selection is index and isinstance(size, int):
             bounds.append(Bounds(-size if negative else 0, size - 1))
     return bounds + _of_bags(node, index)
 

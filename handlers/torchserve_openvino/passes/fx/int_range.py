@@ -96,14 +96,14 @@ def _with_one_cast(limits: list[Limits], casts: Set[str]) -> list[Limits]:
     if not casts:
         return limits
 
-    def tightest(each: Limits) -> int:
-        return min([each.size, *(bounds.high for bounds in each.values.values())])
+    def tightest(limits: Limits) -> int:
+        return min([limits.size, *(bounds.high for bounds in limits.values.values())])
 
-    def of_casts(each: Limits) -> dict[str, Bounds]:
-        return {name: bounds for name, bounds in each.values.items() if name in casts}
+    def of_casts(limits: Limits) -> dict[str, Bounds]:
+        return {name: bounds for name, bounds in limits.values.items() if name in casts}
 
     best = max(limits, key=tightest)
-    return [each for each in limits if of_casts(each) == of_casts(best)]
+    return [limit for limit in limits if of_casts(limit) == of_casts(best)]
 
 
 def _sizes(graph: Graph) -> list[int]:
@@ -119,7 +119,7 @@ def _sizes(graph: Graph) -> list[int]:
 def _is_dynamic(graph: Graph) -> bool:
     values = [value_of(node) for node in graph.nodes]
     sizes = [size for value in values for tensor in tensors_of(value) for size in tensor.shape]
-    return any(isinstance(each, torch.SymInt) for each in (*values, *sizes))
+    return any(isinstance(size, torch.SymInt) for size in (*values, *sizes))
 
 
 def _lowered(nodes: Sequence[Node], fixed: Mapping[str, int], start: Mapping[str, int], size: int) -> dict[str, Bounds]:
@@ -221,5 +221,7 @@ def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
 
 def _bound(node: Node, bounds: Mapping[Node, int], size: int) -> int:
     """Returns the largest absolute value of an integer node."""
-    each = {source: bounds[source] if source in bounds else _highest(source, size) for source in node.all_input_nodes}
-    return (rule_of(op_name(node.target)).integers or largest)(Operands(node, each, size))
+    by_source = {
+        source: bounds[source] if source in bounds else _highest(source, size) for source in node.all_input_nodes
+    }
+    return (rule_of(op_name(node.target)).integers or largest)(Operands(node, by_source, size))

@@ -41,7 +41,7 @@ def _both(limit: Bounds, index: Bounds) -> Bounds:
 def derive_ranges(graph: Graph, context: PassContext) -> None:
     """Sets `PassContext.ranges` from the limits of inputs and the values of constants; the graph stays as it is."""
     values = {node.name: context.tensors[str(node.target)] for node in graph.find_nodes(op="get_attr")}
-    limited = set[str].intersection(*(set(each.values) for each in context.limits))
-    bounds = {name: [each.values[name] for each in context.limits] for name in limited}
-    widest = {name: (min(b.low for b in each), max(b.high for b in each)) for name, each in bounds.items()}
+    limited = set[str].intersection(*(set(limit.values) for limit in context.limits))
+    bounds = {name: [limit.values[name] for limit in context.limits] for name in limited}
+    widest = {name: (min(b.low for b in bound), max(b.high for b in bound)) for name, bound in bounds.items()}
     context.ranges = ValueRanges(graph, widest, values)

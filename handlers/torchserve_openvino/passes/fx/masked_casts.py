@@ -80,7 +80,7 @@ def _casts(node: object, user: Node) -> Iterator[Node]:
         return
     if not _same_shape(value_of(node), value_of(user)):
         return
-    if any(each is not user and each.target not in _READ_SHAPES for each in node.users):
+    if any(other is not user and other.target not in _READ_SHAPES for other in node.users):
         return
     if is_cast_from_float(node):
         yield node

@@ -97,7 +97,7 @@ def _content(graph: Graph, node: Node) -> Node:
     x, *arguments = node.args
     is_open = add_call(graph, aten.ne.Scalar, x, -math.inf)
     is_nan = add_call(graph, aten.ne.Tensor, x, x)
-    kinds = [add_call(graph, aten._to_copy.default, each, dtype=torch.float32) for each in (is_open, is_nan)]
+    kinds = [add_call(graph, aten._to_copy.default, flag, dtype=torch.float32) for flag in (is_open, is_nan)]
     content = add_call(graph, aten.add.Tensor, *kinds)
     content.meta[_CONTENT] = True
     pooled = add_call(graph, node.target, content, *arguments, **node.kwargs)

@@ -43,7 +43,7 @@ def drop_round_trips(graph: Graph, _: PassContext) -> None:
         if not (isinstance(wide, Node) and _casts(wide) and isinstance(wide.args[0], Node)):
             continue
         first = wide.args[0]
-        before, between, after = (_dtype(each) for each in (first, wide, node))
+        before, between, after = (_dtype(cast) for cast in (first, wide, node))
         if between is None or before is not after or before not in _HOLDS.get(between, ()):
             continue
         node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")

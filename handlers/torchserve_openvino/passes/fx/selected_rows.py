@@ -120,7 +120,7 @@ def compute_selected_rows(graph: Graph, _: PassContext) -> None:
         if inseparable:
             excluded |= inseparable
             continue
-        idle = [each for each in selections if not any(map(_is_product, _above(each, plan, selections)))]
+        idle = [selection for selection in selections if not any(map(_is_product, _above(selection, plan, selections)))]
         if not idle:
             _apply(graph, selections, plan)
             return
@@ -169,11 +169,11 @@ def _above(node: Node, plan: Plan, selections: Collection[Node]) -> Iterator[Nod
     """Yields the nodes that are computed for one row because of a selection."""
     waiting, seen = list(plan[node]), set()
     while waiting:
-        each = waiting.pop()
-        if each in plan and each not in selections and each not in seen:
-            seen.add(each)
-            yield each
-            waiting.extend(plan[each])
+        user = waiting.pop()
+        if user in plan and user not in selections and user not in seen:
+            seen.add(user)
+            yield user
+            waiting.extend(plan[user])
 
 
 def _apply(graph: Graph, selections: Mapping[Node, Row], plan: Plan) -> None:
@@ -210,7 +210,7 @@ def _apply(graph: Graph, selections: Mapping[Node, Row], plan: Plan) -> None:
 
 def _with(node: Node, operands: Mapping[Node, Node]) -> tuple[Any, Any]:
     """Returns a node's arguments with some of them replaced."""
-    return map_arg((node.args, node.kwargs), lambda each: operands.get(each, each))
+    return map_arg((node.args, node.kwargs), lambda operand: operands.get(operand, operand))
 
 
 def _before(graph: Graph, row: Row, node: Node | None = None) -> Any:
@@ -225,7 +225,7 @@ def _slice(graph: Graph, source: Node, row: Row) -> Node:
         return add_call(graph, aten.slice.Tensor, source, dim, row.index, end)
     chosen = [row.index.numbers, row.index.indices]
     if value_of(row.index.indices).dim() == 1:
-        chosen = [add_call(graph, aten.unsqueeze.default, each, 1) for each in chosen]
+        chosen = [add_call(graph, aten.unsqueeze.default, row, 1) for row in chosen]
     return add_call(graph, aten.index.Tensor, source, chosen)
 
 
@@ -274,7 +274,7 @@ def _chosen(node: Node) -> Row | None:
     if len(places) != 2 or None in places:
         return None
     (numbers, indices), shape = places, _shape(value_of(source))
-    shapes = [_shape(value_of(each)) for each in places]
+    shapes = [_shape(value_of(tensor)) for tensor in places]
     if len(shape) < 3 or value_of(indices).dtype not in _INDICES:
         return None
     groups, size = shape[:2]
@@ -366,7 +366,7 @@ def _of_product(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
     if axis.dim != rows or axis.dim == _tensor(node).dim() - 1:
         return None
     # Another operand may have the rows as well: the same tensor, or a bias for each row.
-    others = [each for name, each in arguments.items() if name != _PRODUCTS[op] and isinstance(each, Node)]
+    others = [argument for name, argument in arguments.items() if name != _PRODUCTS[op] and isinstance(argument, Node)]
     has_bias_of_rows = op is aten.addmm.default and _tensor(arguments["self"]).dim() > 1
     return None if source in others or has_bias_of_rows else {source: row}
 
@@ -405,7 +405,7 @@ def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
 
 def _same_groups(operands: dict[Node, Row], row: Row) -> dict[Node, Row] | None:
     """Returns operands of which the same rows are needed; None if indices would be those of other groups."""
-    moved = isinstance(row.index, Chosen) and any(each.groups != row.groups for each in operands.values())
+    moved = isinstance(row.index, Chosen) and any(operand.groups != row.groups for operand in operands.values())
     return None if moved else operands
 
 

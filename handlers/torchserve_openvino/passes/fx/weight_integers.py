@@ -108,10 +108,10 @@ def _replace(
     operands = node.args[:2]
     difference = node.target is _SUBTRACT and not node.kwargs and len(operands) == 2
     casts = user.target is _CAST and user.kwargs == {"dtype": torch.float32} and value_of(node).dtype in _WIDE
-    if difference and casts and all(isinstance(each, Node) and _narrow(known[each]) for each in operands):
+    if difference and casts and all(isinstance(operand, Node) and _narrow(known[operand]) for operand in operands):
         # Exact in float32, too, and then the minuend keeps its few bits.
         with node.graph.inserting_before(user):
-            floats = [_cast(_constant(each, known, constants, root), torch.float32) for each in operands]  # type: ignore[arg-type]
+            floats = [_cast(_constant(operand, known, constants, root), torch.float32) for operand in operands]  # type: ignore[arg-type]
             new = node.graph.call_function(_SUBTRACT, tuple(floats))
         new.meta = dict(user.meta)
         user.replace_all_uses_with(new)
@@ -141,7 +141,7 @@ def _narrow(value: torch.Tensor) -> torch.dtype | None:
     """Returns the type of 8 bits that holds all values; None if there is none, or no need of one."""
     if not value.numel() or value.dtype not in (*_WIDE, torch.uint8, torch.int8):
         return None
-    least, most = (int(each) for each in torch.aminmax(value.to(torch.int64)))
+    least, most = (int(bound) for bound in torch.aminmax(value.to(torch.int64)))
     if least >= 0 and most <= 255:
         return torch.uint8
     return torch.int8 if least >= -128 and most <= 127 else None

@@ -201,9 +201,9 @@ def _products(model: ov.Model) -> Iterator[_Product]:
 
 def _size(dimensions: list[ov.Dimension]) -> int | None:
     """Returns the product of sizes; None if one is open."""
-    if any(each.is_dynamic for each in dimensions):
+    if any(dimension.is_dynamic for dimension in dimensions):
         return None
-    return math.prod(each.get_length() for each in dimensions)
+    return math.prod(dimension.get_length() for dimension in dimensions)
 
 
 def _is_weight(value: ov.Output) -> bool:
@@ -245,8 +245,8 @@ def _split(product: _Product, splits: _Splits) -> bool:
     parts = _sum_of_products(node, kind, splits.of(node.input_value(0)), weights)
     result = parts[-1]
     name = node.get_friendly_name()
-    for position, each in enumerate(parts):
-        each.set_friendly_name(f"{name}/{position}{BF16X3_SUFFIX}")
+    for position, part in enumerate(parts):
+        part.set_friendly_name(f"{name}/{position}{BF16X3_SUFFIX}")
     names = node.output(0).get_names()
     for user in list(node.output(0).get_target_inputs()):
         user.replace_source_output(result.output(0))
@@ -270,7 +270,7 @@ def _sum_of_products(
         # The plugin adds the result of another convolution while it computes one, and needs no copy for that.
         products = [times(operand.high, low), times(operand.low, high), times(operand.high, high)]
         total = ops.add(products[1], products[0])
-        return [*(each.get_node() for each in products), total, ops.add(products[2], total)]
+        return [*(product.get_node() for product in products), total, ops.add(products[2], total)]
     both, rest = times(operand.both, high), times(operand.first_half, low)
     halves = ops.split(both, ops.constant(np.int64(0)), 2)
     total = ops.add(halves.output(1), rest)

@@ -51,8 +51,8 @@ def _ends_chain(node: ov.Node) -> bool:
         return False
     between = ELEMENTWISE if constant else _IN_ATTENTION
     return any(
-        each.get_type_name() in _MULTIPLICATIONS and by_constant(each) == constant
-        for each in upstream(node.input_value(0).get_node(), between)
+        node.get_type_name() in _MULTIPLICATIONS and by_constant(node) == constant
+        for node in upstream(node.input_value(0).get_node(), between)
     )
 
 
@@ -85,7 +85,7 @@ def _meeting(node: ov.Node) -> str:
 def _takes_another(consumer: ov.Node, name: str) -> bool:
     """Checks whether an operator, beside the node of this name, takes one that the plugin might fuse separately."""
     operands = [value.get_node() for value in consumer.input_values()]
-    others = [each for each in operands if each.get_name() != name]
+    others = [operand for operand in operands if operand.get_name() != name]
     if consumer.get_type_name() in _TURN_THE_SECOND and operands[1].get_name() != name and not is_constant(operands[1]):
         return True
     return any(map(_is_fused, others))
@@ -111,20 +111,20 @@ def _changes_nothing(node: ov.Node) -> bool:
 
 def is_constant(node: ov.Node) -> bool:
     """Checks whether the plugin folds a node into a constant."""
-    return all(each.get_type_name() not in {"Parameter", "ReadValue"} for each in upstream(node))
+    return all(node.get_type_name() not in {"Parameter", "ReadValue"} for node in upstream(node))
 
 
 def upstream(node: ov.Node, through: frozenset[str] | None = None) -> Iterator[ov.Node]:
     """Yields a node and the nodes it depends on, each once; with ``through``, follows only operators of these types."""
     waiting, seen = [node], set()
     while waiting:
-        each = waiting.pop()
-        if (name := each.get_name()) in seen:
+        producer = waiting.pop()
+        if (name := producer.get_name()) in seen:
             continue
         seen.add(name)
-        yield each
-        kind = each.get_type_name()
+        yield producer
+        kind = producer.get_type_name()
         # A static shape is a constant, whatever the tensor.
-        known = kind == "ShapeOf" and each.get_input_partial_shape(0).is_static
+        known = kind == "ShapeOf" and producer.get_input_partial_shape(0).is_static
         if not known and (through is None or kind in through):
-            waiting += [value.get_node() for value in each.input_values()]
+            waiting += [value.get_node() for value in producer.input_values()]

@@ -148,7 +148,7 @@ def _sum_in_two_steps(result: ov.Output) -> ov.Node:
         if length > LONGEST_SUM:
             value = _in_blocks(value, axis)
             zeros *= math.prod(_blocks(length)) / length
-            reduced = [axis, axis + 1, *(each + 1 for each in reduced[1:])]
+            reduced = [axis, axis + 1, *(axis + 1 for axis in reduced[1:])]
     reduce = _SUMS[kind]
     # The first keeps its axes: OpenVINO joins two reductions that both keep them, or both drop them.
     total = reduce(reduce(value, int64(reduced[-1:]), True), int64(reduced), False)

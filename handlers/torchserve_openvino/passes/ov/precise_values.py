@@ -39,7 +39,9 @@ def has_few_digits(context: PassContext) -> bool:
 
 def keep_sensitive_values(model: ov.Model, _: PassContext) -> None:
     """Marks angles, running sums, exponents that are differences, and what they are computed of, in place."""
-    marked = {each.get_name(): each for node in model.get_ordered_ops() for each in _sensitive(node) if _is_float(each)}
+    marked = {
+        value.get_name(): value for node in model.get_ordered_ops() for value in _sensitive(node) if _is_float(value)
+    }
     for node in marked.values():
         keep_in_f32(node)
         if (write := _WRITTEN.get(node.get_type_name())) is not None:
@@ -110,11 +112,11 @@ def _number(number: float, beside: ov.Output) -> ov.Node:
 def _sensitive(node: ov.Node) -> Iterator[ov.Node]:
     kind = node.get_type_name()
     if kind == "CumSum" or kind in _ANGLES:
-        yield from (each for each in upstream(node, _ELEMENTWISE) if each.get_type_name() in _ELEMENTWISE)
+        yield from (node for node in upstream(node, _ELEMENTWISE) if node.get_type_name() in _ELEMENTWISE)
     elif kind == "Exp":
         exponent = node.input_value(0).get_node()
-        terms = [each for each in upstream(exponent, _OF_LOGARITHMS) if each.get_type_name() in _OF_LOGARITHMS]
-        if any(each.get_type_name() in {"CumSum", "Subtract"} for each in terms):
+        terms = [node for node in upstream(exponent, _OF_LOGARITHMS) if node.get_type_name() in _OF_LOGARITHMS]
+        if any(term.get_type_name() in {"CumSum", "Subtract"} for term in terms):
             yield from (node, *terms)
 
 

@@ -65,5 +65,5 @@ def _may_be_integers(value: ov.Output) -> bool:
             return True
         if node.get_type_name() in _KEEP_INTEGERS and node.get_friendly_name() not in seen:
             seen.add(node.get_friendly_name())
-            waiting += [each.get_node() for each in node.input_values()]
+            waiting += [operand.get_node() for operand in node.input_values()]
     return False

@@ -47,7 +47,7 @@ def _rectified(node: ov.Node) -> tuple[ov.Output, ov.Output] | None:
         or value.get_partial_shape() != node.get_output_partial_shape(0)
     ):
         return None
-    factors = [each for each in product.input_values() if each != value]
+    factors = [operand for operand in product.input_values() if operand != value]
     slopes = constant_value(factors[0]) if len(factors) == 1 else None
     if slopes is None or not _is_along_channels(slopes, value.get_partial_shape()) or not np.isfinite(slopes).all():
         return None

@@ -116,13 +116,13 @@ def _part(uses: list[_Use], compile: Compile) -> bool:
     alike: dict[bytes, list[list[_Use]]] = {}
     for use in uses:
         groups = alike.setdefault(_sample(use.constant), [])
-        group = next((each for each in groups if _equal(each[0].constant, use.constant)), None)
+        group = next((group for group in groups if _equal(group[0].constant, use.constant)), None)
         if group is None:
             groups.append([use])
         else:
             group.append(use)
     packed: dict[tuple[object, ...], ov.Output] = {}
-    for group in (each for groups in alike.values() for each in groups):
+    for group in (group for groups in alike.values() for group in groups):
         if len({use.orientation for use in group}) > 1:
             for use in group:
                 if key := use.orientation:

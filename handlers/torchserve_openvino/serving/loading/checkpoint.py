@@ -83,7 +83,7 @@ def _at(stored: Any, key: str, file: str) -> Any:
         return value
     keys = [name for name, _ in _states(stored) if name]
     if not keys and isinstance(stored, Mapping):
-        keys = [str(each) for each in stored]
+        keys = [str(key) for key in stored]
     there = f"it has {_some(keys)}" if keys else "it has no keys"
     raise ModelLoadError(f"{KEY}.key: {file} has no state_dict under {key!r}; {there}.")
 
@@ -104,9 +104,9 @@ def _states(stored: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
             if not isinstance(value, Mapping) or seen >= _DICTIONARIES:
                 continue
             seen += 1
-            if any(isinstance(each, torch.Tensor) for each in value.values()):
+            if any(isinstance(item, torch.Tensor) for item in value.values()):
                 yield key, value
-            inner += [(f"{key}.{name}" if key else str(name), each) for name, each in value.items()]
+            inner += [(f"{key}.{name}" if key else str(name), item) for name, item in value.items()]
         level = inner
 
 

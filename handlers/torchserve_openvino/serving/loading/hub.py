@@ -115,7 +115,7 @@ def load_model(folder: Path, loader: str, may_lack: str = "") -> "nn.Module":
     if may_lack and any(name.startswith(f"{may_lack}.") for name in missing):
         setattr(model, may_lack, None)
         missing = [name for name in missing if not name.startswith(f"{may_lack}.")]
-    wrong = sorted(str(each[0] if isinstance(each, tuple) else each) for each in info.get("mismatched_keys", ()))
+    wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info.get("mismatched_keys", ()))
     if missing or wrong:
         listed = ", ".join((missing + wrong)[:3]) + (", ..." if len(missing + wrong) > 3 else "")
         kind = "no weights for" if missing else "weights of another shape for"
@@ -386,6 +386,7 @@ def check_fields(config: Mapping[str, Any], path: Path) -> None:
         _Fields.model_validate(dict(config))
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r:.100}" for each in error.errors()
+            f"{'.'.join(map(str, error['loc']))}: {error['msg']}, not {error['input']!r:.100}"
+            for error in error.errors()
         )
         raise ModelLoadError(f"{path} is not valid: {wrong}.") from error

@@ -13,7 +13,7 @@ LABELS = "index_to_name.json"
 
 def own_classes(module: ModuleType) -> list[type]:
     """Returns the classes that a module defines itself, by name."""
-    return [each for _, each in inspect.getmembers(module, inspect.isclass) if each.__module__ == module.__name__]
+    return [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
 
 
 def read_labels(path: Path) -> dict[str, str] | None:

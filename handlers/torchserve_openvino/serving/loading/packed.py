@@ -70,8 +70,8 @@ def _places(model: Any, names: list[str]) -> dict[str, str]:
     for name in names:
         # The checkpoint of a task's model may be loaded into the bare one, and the other way round.
         tried = (name, prefix + name, name.removeprefix(prefix))
-        place = next((each for each in tried if isinstance(modules.get(each), nn.Linear)), None)
-        place = place or next((each for each in tried if _is_by_column(modules.get(each))), None)
+        place = next((name for name in tried if isinstance(modules.get(name), nn.Linear)), None)
+        place = place or next((name for name in tried if _is_by_column(modules.get(name))), None)
         if place is None:
             raise ModelLoadError(f"{type(model).__name__} has no linear layer {name}, which the checkpoint packs.")
         locations[name] = place

@@ -109,13 +109,13 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
             if not (in_node and key in ("as_string", "as_strings")):
                 yield key, value
         elif isinstance(value, list):
-            rest += [(each, key, in_node) for each in value]
+            rest += [(item, key, in_node) for item in value]
         elif isinstance(value, dict):
-            for name, each in value.items():
+            for name, item in value.items():
                 yield "name", name
                 # Notes for people, which are not used as code.
                 if name != "metadata":
-                    rest.append((each, name, name == "nodes" or (in_node and name != "graph")))
+                    rest.append((item, name, name == "nodes" or (in_node and name != "graph")))
 
 
 def _check(key: str, text: str) -> None:
@@ -166,10 +166,10 @@ def _check_structure(key: str, text: str) -> None:
         texts = [inner for _, inner in _texts(_parsed(text), key)]
     else:
         texts = [text]
-    for each in texts:
-        check_name(each)
-        if each == "__enum__" or each.startswith("default_factory"):
-            raise _refused("structure", each)
+    for code in texts:
+        check_name(code)
+        if code == "__enum__" or code.startswith("default_factory"):
+            raise _refused("structure", code)
 
 
 def _check_size(text: str) -> None:

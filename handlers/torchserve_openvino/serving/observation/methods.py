@@ -109,7 +109,7 @@ def outermost(modules: list[nn.Module]) -> Iterator[None]:
     def enter(module: nn.Module, _: Any) -> None:
         nonlocal depth
         depth += not isinstance(module, MethodGraph)
-        if depth == 1 and next(module.parameters(), None) is not None and all(module is not each for each in modules):
+        if depth == 1 and next(module.parameters(), None) is not None and all(module is not other for other in modules):
             modules.append(module)
 
     def leave(module: nn.Module, *_: Any) -> None:

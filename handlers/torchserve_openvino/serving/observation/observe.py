@@ -147,8 +147,8 @@ class Observer:
         try:
             yield
         finally:
-            for each in redirected:
-                each.undo()
+            for method in redirected:
+                method.undo()
             if before is not _ABSENT:
                 self._handler.model = before
             else:
@@ -178,10 +178,10 @@ def _named_instead(path: str, problem: str, inner: Sequence[str]) -> str:
 def files_of(handler: Any) -> list[str]:
     """Returns the source files of a handler's own classes, without those of this package."""
     files = []
-    for each in type(handler).__mro__:
-        module = sys.modules.get(each.__module__)
+    for cls in type(handler).__mro__:
+        module = sys.modules.get(cls.__module__)
         file = getattr(module, "__file__", None)
-        if file and not each.__module__.startswith(("torchserve_openvino", "builtins")):
+        if file and not cls.__module__.startswith(("torchserve_openvino", "builtins")):
             files.append(file)
     return files
 

@@ -231,11 +231,11 @@ def _has_own_code(kind: type) -> bool:
     The handler file in the archive of a shipped task is a copy, which defines an empty class.
     """
     others = [
-        each
-        for each in kind.__mro__
-        if each not in {BaseHandler, ABC, object} and not each.__module__.startswith("torchserve_openvino.")
+        cls
+        for cls in kind.__mro__
+        if cls not in {BaseHandler, ABC, object} and not cls.__module__.startswith("torchserve_openvino.")
     ]
-    return any(callable(value) or isinstance(value, property) for each in others for value in vars(each).values())
+    return any(callable(value) or isinstance(value, property) for cls in others for value in vars(cls).values())
 
 
 def _advice(path: str, eager: Eager, called: str) -> str:

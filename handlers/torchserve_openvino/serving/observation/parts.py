@@ -91,8 +91,8 @@ def paths_of(handler: Any, root: Any) -> dict[int, str]:
 
 
 def _name(module: nn.Module, path: str, paths: dict[int, str]) -> None:
-    for name, each in module.named_modules():
-        paths.setdefault(id(each), f"{path}.{name}" if name else path)
+    for name, part in module.named_modules():
+        paths.setdefault(id(part), f"{path}.{name}" if name else path)
 
 
 def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -103,10 +103,10 @@ def _modules(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tupl
         return
     seen.add(id(value))
     if isinstance(value, Mapping):
-        members = [(f"{path}.{key}", each) for key, each in value.items() if isinstance(key, str)]
+        members = [(f"{path}.{key}", item) for key, item in value.items() if isinstance(key, str)]
     elif isinstance(value, (list, tuple)):
-        members = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+        members = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
     else:
-        members = [(f"{path}.{name}", each) for name, each in getattr(value, "__dict__", {}).items()]
-    for name, each in members:
-        yield from _modules(each, name, depth - 1, seen)
+        members = [(f"{path}.{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+    for name, value_ in members:
+        yield from _modules(value_, name, depth - 1, seen)

@@ -96,7 +96,7 @@ def _count_refusals(answers: Sequence[Any], counters: Counters) -> None:
 
 def _each(answers: Sequence[Any]) -> list[Any]:
     """Returns the answers of a request, those to an item with several inputs one by one."""
-    return [each for answer in answers for each in (answer if isinstance(answer, AnswerList) else [answer])]
+    return [item for answer in answers for item in (answer if isinstance(answer, AnswerList) else [answer])]
 
 
 def _sendable(answer: Any, most_bytes: int | None) -> Response:
@@ -112,8 +112,8 @@ def _sendable(answer: Any, most_bytes: int | None) -> Response:
         return Response(sendable(answer.written(), most_bytes), JSON)
     if not isinstance(answer, AnswerList):
         return Response(sendable(answer, most_bytes))
-    check_length(sum(each.least_bytes() for each in answer if isinstance(each, SelfWritten)), most_bytes)
-    writes_itself = any(isinstance(each, SelfWritten) for each in answer)
+    check_length(sum(item.least_bytes() for item in answer if isinstance(item, SelfWritten)), most_bytes)
+    writes_itself = any(isinstance(item, SelfWritten) for item in answer)
     body = b"[%b]" % b",\n".join(map(_json, answer)) if writes_itself else shown(answer)
     return Response(sendable(body, most_bytes), JSON, status_of(answer))
 
@@ -128,7 +128,7 @@ def shown(answer: Any) -> Any:
         return refusal(answer)
     if isinstance(answer, SelfWritten):
         return answer.plain()
-    return [shown(each) for each in answer] if isinstance(answer, AnswerList) else answer
+    return [shown(item) for item in answer] if isinstance(answer, AnswerList) else answer
 
 
 def answer_enveloped(
@@ -195,5 +195,5 @@ def _closed(
     Raises:
         ItemError: It can't be sent.
     """
-    check_length(sum(each.least_bytes() for each in _each(answers) if isinstance(each, SelfWritten)), most_bytes)
+    check_length(sum(item.least_bytes() for item in _each(answers) if isinstance(item, SelfWritten)), most_bytes)
     return sendable(envelope.close(content, list(map(shown, answers)), request), most_bytes)

@@ -230,7 +230,7 @@ def cheapest_groups(
 
 def _next(sizes: Sequence[int], size: int) -> int:
     """Returns the compiled size that a size is padded to; the size itself beyond the largest."""
-    return next((each for each in sizes if each >= size), size)
+    return next((candidate for candidate in sizes if candidate >= size), size)
 
 
 # --- what a call costs beside its rows ----------------------------------------------------------------------------

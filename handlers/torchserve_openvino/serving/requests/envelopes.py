@@ -171,12 +171,12 @@ def _elements(answer: Any) -> tuple[list[int], list[Any]]:
     """Returns numbers or texts with their shape; of anything else, such as objects, one element for each."""
     shape, values = [len(answer)] if isinstance(answer, list) else [], answer if isinstance(answer, list) else [answer]
     try:
-        if _datatype((flat := flatten(answer))[1]) != _BYTES or all(isinstance(each, str) for each in flat[1]):
+        if _datatype((flat := flatten(answer))[1]) != _BYTES or all(isinstance(item, str) for item in flat[1]):
             shape, values = flat
     except NotRectangularError:
         # Lists of different lengths, such as the entities of several texts.
         pass
-    return shape, [float(each) for each in values] if _datatype(values) == "FP64" else list(values)
+    return shape, [float(value) for value in values] if _datatype(values) == "FP64" else list(values)
 
 
 def _datatype(values: Sequence[Any]) -> str:

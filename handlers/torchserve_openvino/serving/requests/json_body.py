@@ -60,12 +60,12 @@ def check_json(value: Any, *, max_bytes: int, key: str) -> None:
     size, level = 0, [value]
     for _ in range(MOST_DIMENSIONS + 1):
         below: list[Any] = []
-        for each in level:
-            size += _size(each)
-            if isinstance(each, Mapping):
-                below.extend(each.values())
-            elif isinstance(each, list):
-                below.extend(each)
+        for item in level:
+            size += _size(item)
+            if isinstance(item, Mapping):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
             if size + len(below) > max_bytes:
                 raise PayloadTooLargeError(f"the request has more than {key} {max_bytes} bytes of JSON")
         if not below:
@@ -188,14 +188,14 @@ def shape_of(value: Any, count: int, what: str, *, infers: bool = False) -> list
         InvalidInputError: It is no list of integers, or needs another number of values.
     """
     least = -1 if infers else 0
-    if not isinstance(value, list) or not all(type(each) is int and least <= each <= _LARGEST for each in value):
+    if not isinstance(value, list) or not all(type(item) is int and least <= item <= _LARGEST for item in value):
         raise InvalidInputError(f"{what}: shape must be a list of integers from {least} to 2^63 - 1")
     # Before they are multiplied, which takes long for many.
     if len(value) > MOST_DIMENSIONS:
         raise InvalidInputError(f"{what}: shape has {len(value)} dimensions; the most is {MOST_DIMENSIONS}")
-    rest = _product(each for each in value if each != -1)
+    rest = _product(item for item in value if item != -1)
     if value.count(-1) == 1 and rest and count % rest == 0:
-        return [count // rest if each == -1 else each for each in value]
+        return [count // rest if item == -1 else item for item in value]
     if -1 in value or rest != count:
         raise InvalidInputError(f"{what}: shape {value} needs {rest} values, but data has {count}")
     return list(value)

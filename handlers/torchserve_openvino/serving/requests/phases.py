@@ -75,7 +75,7 @@ class CallTimes:
     def __init__(self, requests: Sequence[Request], on_end: "Callable[[CallTimes], None]" = lambda _: None) -> None:
         now = time.time()
         self._on_end = on_end
-        self.requests, self.waits = requests, [_wait(each, now) for each in requests]
+        self.requests, self.waits = requests, [_wait(request, now) for request in requests]
         self.started = time.time_ns()
         self._start = self._end = time.perf_counter_ns()
         self._first: int | None = None
@@ -197,7 +197,7 @@ class RequestTimes:
         """Returns the same as Prometheus' series: their names and labels, with what was counted so far."""
         with self._lock:
             values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-            histograms = [(SECONDS, (("phase", str(phase)),), each) for phase, each in self.phases.items()]
+            histograms = [(SECONDS, (("phase", str(phase)),), histogram_) for phase, histogram_ in self.phases.items()]
             for name, labels, histogram in [*histograms, (SIZE, (), self.sizes)]:
                 if histogram.count:
                     for bound, count in histogram.buckets().items():

@@ -75,10 +75,10 @@ class Recorder:
 
     def keep(self, taken: Sequence[_Taken], responses: Sequence[Response]) -> None:
         """Writes those of a call's requests that were answered."""
-        for each in taken:
-            if responses[each.index].status < HTTPStatus.BAD_REQUEST:
+        for sample in taken:
+            if responses[sample.index].status < HTTPStatus.BAD_REQUEST:
                 try:
-                    self._waiting.put_nowait(each)
+                    self._waiting.put_nowait(sample)
                 except queue.Full:
                     self._count("dropped")
 

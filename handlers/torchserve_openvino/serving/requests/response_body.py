@@ -75,5 +75,5 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {finite(key): finite(each) for key, each in value.items()}
-    return [finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {finite(key): finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value

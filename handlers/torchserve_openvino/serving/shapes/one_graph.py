@@ -103,7 +103,9 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
 
 def _convolves(eager: Any) -> bool:
     kinds = torch.nn.Conv2d, torch.nn.Conv3d
-    return any(isinstance(each, kinds) and max(each.kernel_size) > 1 for each in getattr(eager, "modules", tuple)())
+    return any(
+        isinstance(module, kinds) and max(module.kernel_size) > 1 for module in getattr(eager, "modules", tuple)()
+    )
 
 
 def weight_bytes(eager: Any) -> int:

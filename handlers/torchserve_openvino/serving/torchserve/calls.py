@@ -75,14 +75,14 @@ def check_statuses_arrive(requests: Sequence[Request], responses: Sequence[Respo
         PredictionException: A refused request can't have its own status; TorchServe fails the whole call with it.
     """
     pairs = zip(requests, responses, strict=True)
-    lost = [each.error for request, each in pairs if each.error is not None and not request.has_own_status]
+    lost = [response.error for request, response in pairs if response.error is not None and not request.has_own_status]
     if not lost:
         return
     from ts.utils.util import PredictionException
 
     error = lost[0]
     text = f"{type(error).__name__}: {error}"
-    if all(each.error is not None for each in responses):
+    if all(response.error is not None for response in responses):
         raise PredictionException(text, error.status)
     raise PredictionException(
         f"another request of the same batch was refused ({text}); with gRPC and workflows, TorchServe has one status "

@@ -26,8 +26,8 @@ class _HandlerType(ABCMeta):
     def mro(cls) -> list[type]:
         """Returns the order of classes, with BaseHandler last: a user's class need not derive from it."""
         order = super().mro()
-        last = [each for each in order if each in {BaseHandler, ABC, object}]
-        return [each for each in order if each not in last] + last
+        last = [cls for cls in order if cls in {BaseHandler, ABC, object}]
+        return [cls for cls in order if cls not in last] + last
 
 
 class HandlerBase(BaseHandler, metaclass=_HandlerType):
@@ -152,7 +152,7 @@ def wrapped_class(folder: Path, name: str, mixin: type) -> type[Any]:
         raise ModelLoadError(f"{_KEY}: {name} cannot be imported: {error}.{missing_torchserve(error)}") from error
     classes = own_classes(module)
     if len(classes) != 1:
-        names = ", ".join(each.__name__ for each in classes) or "none"
+        names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise ModelLoadError(f"{_KEY}: {name} must define exactly one class of its own; found {names}.")
     (theirs,) = classes
     if issubclass(theirs, mixin):

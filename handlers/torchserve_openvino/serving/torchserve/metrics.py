@@ -53,7 +53,7 @@ class CachedMetrics:
         if not labels and requests:
             metric = self._cache.get_metric(name, metric_type)
             # Otherwise TorchServe logs what is wrong with it, each time.
-            if [each.name for each in dimensions] == metric.dimension_names:
+            if [dimension.name for dimension in dimensions] == metric.dimension_names:
                 self._known[kind, name, unit] = metric, ",".join(map(str, dimensions))
 
 
@@ -104,7 +104,12 @@ class HostMetrics:
         metric_type: Any = MetricTypes.COUNTER,
     ) -> None:
         """Takes one value; dimensions and kind may also be TorchServe's own objects."""
-        self._record(metric_type.value, name, float(value), {each.name: str(each.value) for each in dimensions or ()})
+        self._record(
+            metric_type.value,
+            name,
+            float(value),
+            {dimension.name: str(dimension.value) for dimension in dimensions or ()},
+        )
 
     def add_counter(self, name: str, value: float, idx: Any = None, dimensions: Sequence[Any] | None = None) -> None:
         """Takes what a counter grew by."""

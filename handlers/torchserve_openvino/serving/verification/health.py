@@ -47,15 +47,15 @@ class Health:
         prepared = models.root if models is not None else None
         self._model = prepared.model if prepared is not None else None
         # A call of another shape would have to be padded, and counted as a request's.
-        cases = [each for each in prepared.cases if each.compiled_shape] if prepared is not None else []
+        cases = [case for case in prepared.cases if case.compiled_shape] if prepared is not None else []
         self._case = cases[0] if cases else None
         self.checks: list[Callable[[], str]] = []
         self._expected: list[torch.Tensor] | None = None
         if self._case is not None:
             tensors = self._run()
-            kept = sum(each.numel() * each.element_size() for each in tensors)
+            kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             if kept <= _MOST_BYTES:
-                self._expected = [each.clone() for each in tensors]
+                self._expected = [tensor.clone() for tensor in tensors]
             else:
                 self._case = None
 
@@ -64,7 +64,7 @@ class Health:
         args, kwargs = self._case.inputs
         # The shape is compiled: nothing is built, and no count of requests changes.
         with self._case.modes.on():
-            return [each.detach() for each in output_tensors(self._model.compiled(*args, **kwargs))]
+            return [tensor.detach() for tensor in output_tensors(self._model.compiled(*args, **kwargs))]
 
     def check(self) -> dict[str, Any]:
         """Returns whether this worker is healthy, with the reason if it is not; JSON-safe."""

@@ -76,7 +76,7 @@ class Measure(ABC):
     @classmethod
     def worse(cls, first: float | None, second: float | None) -> float | None:
         """Returns the worse of two figures; NaN is the worst."""
-        return max((each for each in (first, second) if each is not None), key=cls._badness, default=None)
+        return max((measure for measure in (first, second) if measure is not None), key=cls._badness, default=None)
 
     @staticmethod
     def _badness(figure: float) -> float:
@@ -195,7 +195,7 @@ class Independent(Measure):
         worst = float((a.sigmoid() - b.sigmoid()).abs().max())
         if not worst <= self.bound:
             return worst, f"has a score that differs by {worst:.3g}, more than {KEY}.{self.name} {self.bound:g}"
-        a, b = (each.reshape(len(each), -1) if each.dim() else each.reshape(1, 1) for each in (a, b))
+        a, b = (tensor.reshape(len(tensor), -1) if tensor.dim() else tensor.reshape(1, 1) for tensor in (a, b))
         before, after = b[:, None] - b[None], a[:, None] - a[None]
         moved = (before > 4 * self.bound) & (after <= 0)
         if moved.any():
@@ -225,7 +225,7 @@ class Similarities(Measure):
         """See `Measure.judge_output`."""
         if not expected.numel() or not len(self.references):
             return None, ""
-        a, b = (widened(each) @ widened(self.references).mT * self.scale + self.bias for each in (got, expected))
+        a, b = (widened(tensor) @ widened(self.references).mT * self.scale + self.bias for tensor in (got, expected))
         return (Independent if self.independent else Top1)(self.bound).judge_output(a, b)
 
 
@@ -290,7 +290,7 @@ def _overlaps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Returns the intersection over union of each pair of boxes, ``[len(a), len(b)]``."""
     low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
     shared = (high - low).clamp_min(0).prod(-1)
-    areas = [(each[:, 2:] - each[:, :2]).clamp_min(0).prod(-1) for each in (a, b)]
+    areas = [(boxes_[:, 2:] - boxes_[:, :2]).clamp_min(0).prod(-1) for boxes_ in (a, b)]
     return shared / (areas[0][:, None] + areas[1][None] - shared).clamp_min(1e-12)
 
 

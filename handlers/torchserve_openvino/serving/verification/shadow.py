@@ -373,9 +373,9 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = value.detach().contiguous().clone()
         return {"tensor": name}
     if kind in {tuple, list}:
-        return {kind.__name__: [_encode(each, f"{name}.{i}", tensors) for i, each in enumerate(value)]}
+        return {kind.__name__: [_encode(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
     if kind is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _encode(each, f"{name}.{key}", tensors) for key, each in value.items()}}
+        return {"dict": {key: _encode(item, f"{name}.{key}", tensors) for key, item in value.items()}}
     if value is None or kind in {bool, int, float, str}:
         return {"value": value}
     raise TypeError(f"a {kind.__name__} among the inputs has no plain form")
@@ -386,8 +386,8 @@ def _decode(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "dict":
-        return {key: _decode(each, tensors) for key, each in content.items()}
+        return {key: _decode(item, tensors) for key, item in content.items()}
     if kind in {"tuple", "list"}:
-        items = [_decode(each, tensors) for each in content]
+        items = [_decode(item, tensors) for item in content]
         return tuple(items) if kind == "tuple" else items
     return content

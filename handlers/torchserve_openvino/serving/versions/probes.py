@@ -235,7 +235,7 @@ def _transformers() -> None:
     ids = torch.randint(0, 64, (2, 7))
     mask = torch.ones_like(ids)
     mask[1, :3] = 0
-    ours, right = (each(input_ids=ids, attention_mask=mask) for each in (compiled, model))
+    ours, right = (model_(input_ids=ids, attention_mask=mask) for model_ in (compiled, model))
     torch.testing.assert_close(ours.logits, right.logits, rtol=1e-3, atol=1e-4)
     assert compiled.report.summary.coverage == 1.0, compiled.report.to_text()
 

@@ -43,7 +43,7 @@ def admit_versions(folder_of: Callable[[], Path | None]) -> str:
         outcomes = _tried(news)
         if known is not None:
             _remember(known, outcomes)
-    failed = [f"{each['about']}: {each['error']}" for each in outcomes if each["error"]]
+    failed = [f"{outcome['about']}: {outcome['error']}" for outcome in outcomes if outcome["error"]]
     if failed:
         raise UntestedVersionError(
             f"This package was not tested with {described(news)}, and does not work with it: {'; '.join(failed)}. "
@@ -79,7 +79,7 @@ def _remembered(path: Path | None) -> list[dict[str, Any]] | None:
         return None
     try:
         entries = read_json(path)
-        return [{"about": str(each["about"]), "error": str(each["error"])} for each in entries]
+        return [{"about": str(entry["about"]), "error": str(entry["error"])} for entry in entries]
     except (OSError, ValueError, TypeError, KeyError):
         logger.warning("%s can't be read: the probes run again", path)
         return None

@@ -195,7 +195,9 @@ class AudioHandler(RecordingHandler):
             )
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
         seconds = (
-            [float(each) for each in audio.lengths] if audio.lengths != "auto" else [*doublings(1.0, longest), longest]
+            [float(length) for length in audio.lengths]
+            if audio.lengths != "auto"
+            else [*doublings(1.0, longest), longest]
         )
         if seconds[-1] > longest:
             raise ModelLoadError(
@@ -203,7 +205,7 @@ class AudioHandler(RecordingHandler):
             )
         key = "lengths" if seconds[-1] < longest else "max_seconds"
         self.allowed = Limits(seconds[-1], audio.max_bytes, f"{SECTION}.{key}")
-        lengths = [math.ceil(each * self.rate) for each in seconds]
+        lengths = [math.ceil(length * self.rate) for length in seconds]
         if self.shortest > lengths[-1]:
             raise ModelLoadError(
                 f"{self.allowed.key} is {seconds[-1]:g} s, which is less than the {self.shortest} samples that this "
@@ -228,7 +230,7 @@ class AudioHandler(RecordingHandler):
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
         recordings = [self.decode(part) for part in self.parts_of(body)]
-        if self.fixed is None and not self.masks and len({len(each) for each in recordings}) > 1:
+        if self.fixed is None and not self.masks and len({len(recording) for recording in recordings}) > 1:
             raise InvalidInputError("this model takes recordings of one length together, because nothing is padded")
         return (), self._batch(recordings)
 

@@ -204,7 +204,7 @@ class ActiveRequest:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompts that were answered, each counted once."""
-        return sum(len(each.tokens) for each in self._prompts())
+        return sum(len(prompt.tokens) for prompt in self._prompts())
 
     @property
     def generated_tokens(self) -> int:
@@ -212,7 +212,7 @@ class ActiveRequest:
         return sum(choice.tokens for choice in self.choices)
 
     def _prompts(self) -> Sequence[Prompt]:
-        return [each for each in self.request.prompts if isinstance(each, Prompt)]
+        return [prompt for prompt in self.request.prompts if isinstance(prompt, Prompt)]
 
 
 def _own_seed(prompt: Prompt, copy: int) -> Sampling:
@@ -226,6 +226,8 @@ def wait_for_any(exchanges: Sequence[ActiveRequest], seconds: float) -> None:
     until = time.perf_counter() + seconds
     while going := [exchange for exchange in exchanges if not exchange.done]:
         alone = len(going) == 1
-        changes = [each.poll((seconds if alone else _LOOK_SECONDS) if n == 0 else 0.0) for n, each in enumerate(going)]
+        changes = [
+            sequence.poll((seconds if alone else _LOOK_SECONDS) if n == 0 else 0.0) for n, sequence in enumerate(going)
+        ]
         if any(changes) or time.perf_counter() >= until:
             return

@@ -77,7 +77,9 @@ class Plain:
 
     def _answer(self, exchange: ActiveRequest, choice: Choice) -> dict[str, Any]:
         prompt = exchange.request.prompts[choice.prompt]
-        tokens = {"tokens": [self.listed(each) for each in choice.listed]} if self.request.logprobs is not None else {}
+        tokens = (
+            {"tokens": [self.listed(token) for token in choice.listed]} if self.request.logprobs is not None else {}
+        )
         return {
             "text": choice.text,
             "finish_reason": choice.finish,
@@ -103,7 +105,7 @@ class Plain:
         return {"text": delta.text, "finish_reason": None, **self._tokens(delta)}
 
     def _tokens(self, delta: Delta) -> dict[str, Any]:
-        return {"tokens": [self.listed(each) for each in delta.tokens]} if self.request.logprobs is not None else {}
+        return {"tokens": [self.listed(token) for token in delta.tokens]} if self.request.logprobs is not None else {}
 
     def end(self, exchange: ActiveRequest) -> list[Any]:
         """Returns the events after the last text."""
@@ -131,7 +133,7 @@ class _OpenAI(Plain):
     def whole(self, exchange: ActiveRequest) -> Any:
         choices = [
             self._choice(choice, choice.text, choice.listed, whole=True)
-            for choice in sorted(exchange.choices, key=lambda each: each.index)
+            for choice in sorted(exchange.choices, key=lambda choice_: choice_.index)
         ]
         return self._body(self.kind, choices, usage=_usage(exchange))
 
@@ -164,10 +166,10 @@ class Completion(_OpenAI):
 
     def _logprobs(self, tokens: Sequence[Placed]) -> dict[str, Any]:
         return {
-            "tokens": [each.text for each in tokens],
-            "token_logprobs": [_shown(each.token.logprob) for each in tokens],
-            "top_logprobs": [self._by_text(each) for each in tokens] if self.request.logprobs else None,
-            "text_offset": [each.offset for each in tokens],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [_shown(token.token.logprob) for token in tokens],
+            "top_logprobs": [self._by_text(token) for token in tokens] if self.request.logprobs else None,
+            "text_offset": [token.offset for token in tokens],
         }  # fmt: skip
 
     def _by_text(self, placed: Placed) -> dict[str, Any]:
@@ -196,7 +198,7 @@ class Chat(_OpenAI):
         ]  # fmt: skip
 
     def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
-        logprobs = {"content": [self._token(each) for each in tokens]} if self.request.logprobs is not None else None
+        logprobs = {"content": [self._token(token) for token in tokens]} if self.request.logprobs is not None else None
         shown: dict[str, Any] = {"index": choice.index}
         if whole:
             shown["message"] = {"role": "assistant", "content": text, "refusal": None}

@@ -118,7 +118,7 @@ def _proven(
     references = compiled.referred(EagerSteps(generation.model), prompts, count)
     logits = compiled.near(CompiledSteps(generation), references)
     served: Any = FullSequence(engine, count) if generation.layout.encodes else engine
-    proof = prove(served, [each.expected for each in references], logits, [section.computation], verify)
+    proof = prove(served, [reference.expected for reference in references], logits, [section.computation], verify)
     if proof.passed:
         return proof
     message = f"text generation differs from eager PyTorch: {'; '.join(proof.problems)}."

@@ -121,7 +121,7 @@ class Writer:
         return Delta(text, tuple(self._tokens_before(end, final)))
 
     def _tokens_before(self, end: int, final: bool) -> list[Placed]:
-        ready = [each for each in self._waiting if each.offset < end or (final and not self.stopped)]
+        ready = [item for item in self._waiting if item.offset < end or (final and not self.stopped)]
         self._waiting = self._waiting[len(ready) :]
         if final:
             self._waiting = []

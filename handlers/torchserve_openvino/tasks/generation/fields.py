@@ -127,7 +127,7 @@ class CompletionRequest(OpenAIRequest):
             return value
         if isinstance(value, list) and value:
             kinds = ((str,), (int,), (list,))
-            if any(all(isinstance(each, kind) and not isinstance(each, bool) for each in value) for kind in kinds):
+            if any(all(isinstance(item, kind) and not isinstance(item, bool) for item in value) for kind in kinds):
                 return value
         raise ValueError("must be a text, a list of texts, a list of tokens or a list of lists of tokens, not empty")
 

@@ -66,7 +66,7 @@ class GenerationRequest:
     @property
     def logprobs(self) -> int | None:
         """How many of the most probable tokens are listed with each token; None for no list."""
-        return next((each.sampling.logprobs for each in self.prompts if isinstance(each, Prompt)), None)
+        return next((prompt.sampling.logprobs for prompt in self.prompts if isinstance(prompt, Prompt)), None)
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Reader:
             logprobs=parsed.logprobs, ignore_eos=parsed.ignore_eos,
         )  # fmt: skip
         prompts: list[Prompt | ItemError] = []
-        for each in inputs:
+        for prompt in inputs:
             try:
-                text = _text(each, "inputs")
+                text = _text(prompt, "inputs")
                 prompts.append(self._prompt(self._tokens(text), parsed.max_tokens, sampling))
             except ItemError as error:
                 prompts.append(error)
@@ -150,7 +150,7 @@ class Reader:
             value = self._parsed(body)
         if isinstance(value, Mapping):
             if PROMPT in value:
-                rest = {name: each for name, each in value.items() if name != PROMPT}
+                rest = {name: item for name, item in value.items() if name != PROMPT}
                 prompt = value[PROMPT]
                 if isinstance(prompt, list):
                     self._check_count(len(prompt), 1)
@@ -338,5 +338,5 @@ def endpoint_of(path: str) -> str:
     name = path.removeprefix("v1/") if path != "v1" else ""
     if name in {"", COMPLETIONS, CHATS, MODELS} or name.startswith(f"{MODELS}/"):
         return name
-    known = listed([f"v1/{each}" for each in (COMPLETIONS, CHATS, MODELS)])
+    known = listed([f"v1/{endpoint}" for endpoint in (COMPLETIONS, CHATS, MODELS)])
     raise unknown_path(path, known)

@@ -97,7 +97,7 @@ def read(value: Any, max_bytes: int) -> tuple[str, PictureParameters]:
         return text_of(only, "the prompt"), parameters_of(PictureParameters, _renamed(ask.parameters))
     if "prompt" not in only:
         raise InvalidInputError("inputs is an object; send the prompt as a text, and what else under parameters")
-    beside = {name: each for name, each in only.items() if name != "prompt"}
+    beside = {name: item for name, item in only.items() if name != "prompt"}
     if twice := beside.keys() & ask.parameters.keys():
         raise InvalidInputError(f"{sorted(twice)[0]!r} stands both beside the prompt and under parameters")
     prompt = text_of(only["prompt"], "prompt")

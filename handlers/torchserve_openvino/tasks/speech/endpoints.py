@@ -124,8 +124,9 @@ def _subtitles(segments: Sequence[Segment], point: str, head: str) -> str:
     numbered = not head
     cues = [
         (f"{number}\n" if numbered else "")
-        + f"{_time(each.start, point)} --> {_time(each.end, point)}\n{each.text.strip().replace('-->', '->')}\n\n"
-        for number, each in enumerate(segments, 1)
+        + f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n"
+        + f"{segment.text.strip().replace('-->', '->')}\n\n"
+        for number, segment in enumerate(segments, 1)
     ]
     return head + "".join(cues)
 

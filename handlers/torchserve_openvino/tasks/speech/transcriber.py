@@ -217,7 +217,7 @@ class Transcriber(RecordingHandler):
     def predict(self, values: list[Order]) -> list[Any]:
         """Transcribes recordings that may be transcribed together, group by group."""
         answers: list[Any] = [None] * len(values)
-        for group in self.listener.groups([(each.sound, each.settings) for each in values], self.batches[-1]):
+        for group in self.listener.groups([(value.sound, value.settings) for value in values], self.batches[-1]):
             sounds = [values[position].sound for position in group]
             transcripts = self.listener.transcribe(sounds, values[group[0]].settings)
             for position, answer in zip(group, transcripts, strict=True):

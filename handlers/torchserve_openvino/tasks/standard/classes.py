@@ -27,12 +27,14 @@ class TeiPredict(TeiForm):
         self.inputs = [request.inputs]
         if self.many:
             check_count(len(request.inputs), model, self.field)
-            self.inputs = [_text(each, f"{self.field}[{number}]") for number, each in enumerate(request.inputs)]
+            self.inputs = [_text(item, f"{self.field}[{number}]") for number, item in enumerate(request.inputs)]
         self.truncates = request.truncate or None
 
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the labels with their scores, best first."""
-        predictions = [[{"label": label, "score": score} for label, score in each.answer.items()] for each in answers]
+        predictions = [
+            [{"label": label, "score": score} for label, score in answer.answer.items()] for answer in answers
+        ]
         return predictions if self.many else predictions[0]
 
 

@@ -68,8 +68,8 @@ class OpenAIEmbeddings(Form):
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the list of vectors, and how many tokens ran."""
         request = self._request
-        vectors = [shortened(each.answer.value, request.dimensions) for each in answers]
-        tokens = sum(each.tokens for each in answers)
+        vectors = [shortened(answer.answer.value, request.dimensions) for answer in answers]
+        tokens = sum(answer.tokens for answer in answers)
         return {
             "object": "list",
             "data": [
@@ -101,7 +101,7 @@ class TeiEmbed(TeiForm):
 
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the vectors."""
-        vectors = [shortened(each.answer.value, self._request.dimensions) for each in answers]
+        vectors = [shortened(answer.answer.value, self._request.dimensions) for answer in answers]
         return [unit(vector) if self._request.normalize else vector for vector in vectors]
 
 
@@ -117,7 +117,7 @@ class TeiEmbedSparse(TeiForm):
 
     def answer(self, answers: Sequence[Counted]) -> Any:
         """Returns the words' weights."""
-        return [word_weights(each.answer.value) for each in answers]
+        return [word_weights(answer.answer.value) for answer in answers]
 
 
 def _check_dense(model: ServedModel) -> None:

@@ -190,12 +190,17 @@ def form_for(endpoints: Sequence[Endpoint], path: str, body: Any) -> type[Form] 
     names = body.keys() if isinstance(body, Mapping) else frozenset()
     if not path:
         own = names & set(OWN_FIELDS)
-        return next((each.form for each in endpoints if each.by_body and each.fields <= names and not own), None)
-    candidates = [each for each in endpoints if each.path == _name(path)]
+        return next(
+            (endpoint.form for endpoint in endpoints if endpoint.by_body and endpoint.fields <= names and not own), None
+        )
+    candidates = [endpoint for endpoint in endpoints if endpoint.path == _name(path)]
     if candidates:
-        return next((each.form for each in candidates if each.fields and each.fields <= names), candidates[0].form)
+        return next(
+            (candidate.form for candidate in candidates if candidate.fields and candidate.fields <= names),
+            candidates[0].form,
+        )
     if endpoints or path.startswith(_VERSIONS):
-        known = ", ".join(f"v1/{each}" for each in dict.fromkeys([*(each.path for each in endpoints), MODELS]))
+        known = ", ".join(f"v1/{path}" for path in dict.fromkeys([*(endpoint.path for endpoint in endpoints), MODELS]))
         raise unknown_path(path, f"{known}, and the model itself")
     # A task without standard forms never looked at what follows the version.
     return None
@@ -204,7 +209,11 @@ def form_for(endpoints: Sequence[Endpoint], path: str, body: Any) -> type[Form] 
 def refusal_form(endpoints: Sequence[Endpoint], path: str) -> RefusalForm | None:
     """Returns how refusals are written under a path; None at the model's own URL."""
     default = openai_error if path.startswith(_VERSIONS) or endpoints else None
-    return next((each.form.refusal for each in endpoints if each.path == _name(path)), default) if path else None
+    return (
+        next((endpoint.form.refusal for endpoint in endpoints if endpoint.path == _name(path)), default)
+        if path
+        else None
+    )
 
 
 def in_form(refusal: RefusalForm | None, run: Callable[[], T]) -> T:
@@ -226,7 +235,7 @@ def in_form(refusal: RefusalForm | None, run: Callable[[], T]) -> T:
 
 def _name(path: str) -> str:
     """Returns a path without the version of its protocol; a model's own version may be called v1."""
-    return next((path.removeprefix(each) for each in _VERSIONS if path.startswith(each)), path)
+    return next((path.removeprefix(version) for version in _VERSIONS if path.startswith(version)), path)
 
 
 # --- what the endpoints of TEI (Hugging Face's text-embeddings-inference) share: fields, and errors ---------------

@@ -65,7 +65,7 @@ class DocumentRanking(Form):
             "id": uuid.uuid4().hex,
             "object": "list",
             "model": self._model.name,
-            "results": [self._result(each["index"], each["score"]) for each in best],
+            "results": [self._result(entry["index"], entry["score"]) for entry in best],
             "meta": {"tokens": {"input_tokens": counted.tokens}},
             "usage": {"prompt_tokens": counted.tokens, "total_tokens": counted.tokens},
         }

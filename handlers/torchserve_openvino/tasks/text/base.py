@@ -66,7 +66,9 @@ def tokenize(
     """
     how: dict[str, Any] = {"truncation": True, "max_length": limit} if truncates else {"truncation": False}
     encodings = tokenizer(list(texts), list(pairs) if pairs is not None else None, verbose=False, **how).encodings
-    return [Row(each) if len(each.ids) <= limit else too_long(len(each.ids), limit) for each in encodings]
+    return [
+        Row(encoding) if len(encoding.ids) <= limit else too_long(len(encoding.ids), limit) for encoding in encodings
+    ]
 
 
 def too_long(tokens: int, limit: int) -> InvalidInputError:
@@ -202,7 +204,7 @@ class TextHandler(HubHandler):
 
     def _limit(self, model: Any, folder: Path) -> int:
         stated = [self.longest(folder), self.tokenizer.model_max_length, _positions(model.config)]
-        own = min((int(each) for each in stated if each and each < _NO_LIMIT), default=_USUAL_LIMIT)
+        own = min((int(length) for length in stated if length and length < _NO_LIMIT), default=_USUAL_LIMIT)
         configured = self._openvino.config.openvino.text.max_tokens
         if configured is not None and configured > own:
             raise ModelLoadError(
@@ -257,7 +259,7 @@ class TextHandler(HubHandler):
     def sample_inputs(self, body: bytes) -> Inputs:
         """Returns the model's inputs for one request's body."""
         tokenized = self.encoded([self.decode(part) for part in self.parts_of(body)])
-        rows = [row for each in tokenized for row in self._rows_or_raise(each)]
+        rows = [row for encodings in tokenized for row in self._rows_or_raise(encodings)]
         return (), self.inputs(rows)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
@@ -314,7 +316,7 @@ class TextHandler(HubHandler):
             rows = self._encoded([parts[position] for position in positions], truncates) if positions else []
             for position, row in zip(positions, rows, strict=True):
                 encoded[position] = row
-        return [each for each in encoded if each is not None]
+        return [text for text in encoded if text is not None]
 
     def _truncates(self, part: Part) -> bool:
         if part.form is not None and part.form.truncates is not None:

@@ -93,7 +93,7 @@ def integrated_gradients(
             raise NotExplainedError(f"{type(model).__name__} does not take embeddings: {error}") from error
     if not torch.allclose(from_end, expected, rtol=1e-3, atol=1e-3):
         raise NotExplainedError(f"{type(model).__name__} scores embeddings differently from the text they are of")
-    points, weights = (torch.tensor(each, dtype=end.dtype) / 2 for each in np.polynomial.legendre.leggauss(steps))
+    points, weights = (torch.tensor(array, dtype=end.dtype) / 2 for array in np.polynomial.legendre.leggauss(steps))
     total = torch.zeros_like(end)
     for block, weight in zip(points.split(_TOGETHER), weights.split(_TOGETHER), strict=True):
         path = (start + (block + 0.5).view(-1, 1, 1) * (end - start)).requires_grad_()

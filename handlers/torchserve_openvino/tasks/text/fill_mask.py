@@ -92,8 +92,8 @@ class FillMask(TextHandler):
     def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
         """Returns the token sequence of each input, once for every few of its masks, or its refusal."""
         return [
-            isolated(partial(self._by_masks, each)) if isinstance(each, Rows) else each
-            for each in super().encoded(parts)
+            isolated(partial(self._by_masks, text)) if isinstance(text, Rows) else text
+            for text in super().encoded(parts)
         ]
 
     def _by_masks(self, tokenized: Rows) -> Rows:

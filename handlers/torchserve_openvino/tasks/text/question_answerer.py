@@ -111,7 +111,7 @@ class QuestionAnswerer(TextHandler):
             self.refuse_too_many(len(encodings), f"windows of {window} tokens in the context")
         except ItemError as error:
             return error
-        return Rows(part, [Row(each) for each in encodings])
+        return Rows(part, [Row(encoding) for encoding in encodings])
 
     def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
         """Returns ``{score, start, end, answer}``, or a list of them."""
@@ -130,7 +130,7 @@ class QuestionAnswerer(TextHandler):
         ]
         if parameters.handle_impossible_answer:
             answers.append({"score": impossible, "start": 0, "end": 0, "answer": ""})
-        answers = sorted(answers, key=lambda each: -float(each["score"]))[: parameters.top_k]
+        answers = sorted(answers, key=lambda found_answer: -float(found_answer["score"]))[: parameters.top_k]
         if not answers:
             return {"score": 0.0, "start": 0, "end": 0, "answer": ""}
         return answers[0] if parameters.top_k == 1 else answers
@@ -154,7 +154,7 @@ def _spans(
     Returns:
         ``(first token, last token, score)``, best first.
     """
-    in_context = np.array([each == 1 for each in row.encoding.sequence_ids])
+    in_context = np.array([sequence_id == 1 for sequence_id in row.encoding.sequence_ids])
     allowed = in_context.copy()
     allowed[0] = True
     first, last = (_softmax(scores[: len(row)].float().numpy(), allowed) for scores in (starts, ends))

@@ -249,7 +249,7 @@ class VisionHandler(HubHandler):
 
 
 def _batch(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack([each.tensors[name] for each in pictures]) for name in pictures[0].tensors}
+    return {name: torch.stack([picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
 
 
 # --- encodes maps of numbers as PNG in base64, for JSON answers ---------------------------------------------------
@@ -366,14 +366,14 @@ def _shapes(processor: Any, names: Sequence[str], settings: Mapping[str, Any]) -
         shapes.append({name: tuple(features[name].shape) for name in names if name in features})
     if len(shapes[0].get("pixel_values", ())) != 3:
         raise ModelLoadError(f"{type(processor).__name__} makes no pixel_values [3, height, width].")
-    return shapes[0] if all(each == shapes[0] for each in shapes) else None
+    return shapes[0] if all(shape == shapes[0] for shape in shapes) else None
 
 
 def _declared_size(declared: Sequence[WarmupInput]) -> tuple[int, int] | None:
     if not declared:
         return None
     shape = declared[0].item_shape()
-    if len(declared) > 1 or len(shape) != 3 or not all(isinstance(each, int) for each in shape):
+    if len(declared) > 1 or len(shape) != 3 or not all(isinstance(size, int) for size in shape):
         raise ModelLoadError(
             "handler.openvino.warmup.inputs may only state the size of pictures for this task: [{shape: [3, HEIGHT, "
             "WIDTH]}]."

@@ -67,10 +67,10 @@ def _classes(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     best = _grown(logits[None, :1], size)[0, 0]
     classes = torch.zeros(best.shape, dtype=torch.int32)
     for number in range(1, len(logits)):
-        each = _grown(logits[None, number : number + 1], size)[0, 0]
-        better = each > best
+        mask = _grown(logits[None, number : number + 1], size)[0, 0]
+        better = mask > best
         classes[better] = number
-        best = torch.where(better, each, best)
+        best = torch.where(better, mask, best)
     return classes
 
 

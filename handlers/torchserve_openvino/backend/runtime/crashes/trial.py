@@ -37,7 +37,7 @@ def trial_of_file(
         "path": str(path),
         "device": device,
         "properties": {name: value for name, value in properties.items() if not callable(value)},
-        "libraries": [str(each) for each in libraries],
+        "libraries": [str(library) for library in libraries],
         "blob": blob,
     }
     # As a file: `python -m` would import the packages around it, and with them torch.
@@ -62,4 +62,4 @@ def trial_of_file(
 
 def signal_name(code: int) -> str:
     """Returns the name of the signal that ended a process with this exit code; empty if none did."""
-    return next((each.name for each in signal.Signals if each.value == -code), "")
+    return next((signum.name for signum in signal.Signals if signum.value == -code), "")

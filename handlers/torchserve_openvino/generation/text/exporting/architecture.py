@@ -99,5 +99,5 @@ def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the parameters of rotary embeddings; some models have several, by kind of layer."""
     parameters = getattr(config, "rope_parameters", None)
     if isinstance(parameters, Mapping):
-        nested = [each for each in parameters.values() if isinstance(each, Mapping)]
+        nested = [parameter for parameter in parameters.values() if isinstance(parameter, Mapping)]
         yield from nested or [parameters]

@@ -150,7 +150,7 @@ class _WithPast(nn.Module):
             use_cache=True,
             **{cache_argument(self.model): cache},
         )
-        return output.logits, *(each for layer in cache.layers for each in (layer.keys, layer.values))
+        return output.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
 def cache_argument(model: nn.Module) -> str:

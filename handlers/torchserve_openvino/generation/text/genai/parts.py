@@ -68,9 +68,9 @@ class SharedPrefixes:
         if not self._most:
             return
         self._known[hashes[-1]] = None
-        begins = [each for each in hashes if each in self._known]
-        for each in begins:
-            self._known.move_to_end(each)
+        begins = [digest for digest in hashes if digest in self._known]
+        for prefix in begins:
+            self._known.move_to_end(prefix)
         while len(self._known) > self._most:
             self._known.popitem(last=False)
         self._computed[number] = begins

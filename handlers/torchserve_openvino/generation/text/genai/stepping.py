@@ -127,7 +127,7 @@ class Stepper:
                 self._known.append(SequenceUpdate(number, end=End.CANCELLED))
 
     def _forget_waiting(self, number: int) -> bool:
-        waiting = next((each for each in self._waiting if each.add.number == number), None)
+        waiting = next((item for item in self._waiting if item.add.number == number), None)
         if waiting is not None:
             self._waiting.remove(waiting)
         return waiting is not None
@@ -142,13 +142,13 @@ class Stepper:
         waiting, self._waiting = self._waiting, deque()
         # What the next step computes at most before a prompt's turn comes.
         before = self._long.size + sum(1 if live.tokens else len(live.add.prompt) for live in self._live.values())
-        for each in waiting:
-            whole = before + len(each.add.prompt)
-            if self._beginnings.may_begin(each.hashes, fits=whole <= self._pipeline.settings.step_tokens):
-                self._start(each)
+        for item in waiting:
+            whole = before + len(item.add.prompt)
+            if self._beginnings.may_begin(item.hashes, fits=whole <= self._pipeline.settings.step_tokens):
+                self._start(item)
                 before = whole
             else:
-                self._waiting.append(each)
+                self._waiting.append(item)
 
     def _start(self, waiting: _Waiting) -> None:
         add = waiting.add
@@ -225,7 +225,7 @@ class Stepper:
             # A sequence that ended in an earlier part of the step that failed has its whole answer.
             kept = last.end in {End.STOP, End.LENGTH}
             ended.append(last if kept else replace(last, end=End.FAILED, reason=reason))
-        never_ran = [*self._long.clear(), *(each.add for each in self._waiting)]
+        never_ran = [*self._long.clear(), *(item.add for item in self._waiting)]
         ended += [SequenceUpdate(add.number, end=End.FAILED, reason=reason) for add in never_ran]
         dead = f"{reason}; the pages of its cache are not to be trusted" if self._keeps_pages else ""
         try:

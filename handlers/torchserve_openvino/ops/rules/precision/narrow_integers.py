@@ -55,14 +55,14 @@ def in_32_bits(op: Any, *, exceeds: bool, numbers: bool = False) -> Decompositio
         if kwargs.get("dtype") is not None:
             kwargs = {**kwargs, "dtype": torch.int32}
         if numbers:
-            args = tuple(each if isinstance(each, Tensor) else _wrapped_number(each, kind) for each in args)
-        elif not all(_fits(each, kind) for each in (*args, *kwargs.values())):
+            args = tuple(arg if isinstance(arg, Tensor) else _wrapped_number(arg, kind) for arg in args)
+        elif not all(_fits(arg, kind) for arg in (*args, *kwargs.values())):
             # torch raises.
             return NotImplemented
         wide = op(*pytree.tree_map_only(Tensor, _wide, args), **pytree.tree_map_only(Tensor, _wide, kwargs))
         if isinstance(wide, Tensor):
             return wrapped(wide.to(torch.int32), kind) if exceeds else wide.to(kind)
-        return tuple(each.to(kind) if i == 0 else each for i, each in enumerate(wide))
+        return tuple(result.to(kind) if i == 0 else result for i, result in enumerate(wide))
 
     return decomposed
 
@@ -126,7 +126,7 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _arange(start: Number, end: Number, step: Number = 1, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
-    if dtype not in NARROW_INTEGERS or not all(isinstance(each, int) for each in (start, end, step)):
+    if dtype not in NARROW_INTEGERS or not all(isinstance(bound, int) for bound in (start, end, step)):
         return NotImplemented
     return aten.arange.start_step(start, end, step, dtype=torch.int32, **rest).to(dtype)
 
