@@ -49,14 +49,14 @@ def main(
     Examples: affected_tests.py; affected_tests.py main~3; affected_tests.py --files HEAD
     """
     changed = _changed(since) - _IGNORED
-    found = {test: way for test in _tests() if (way := _way(test, changed)) is not None}
+    ways = {test: way for test in _tests() if (way := _way(test, changed)) is not None}
     table = Table("test", "reaches", "through")
-    for test, way in found.items():
+    for test, way in ways.items():
         table.add_row(test, way[-1], " > ".join(Path(file).stem for file in way[1:-1]) or "-")
     Console(stderr=only_files).print(table)
     if only_files:
-        print(*found, sep="\n")
-    print(f"{len(found)} of {len(_tests())} test files reach {len(changed)} changed files.", file=sys.stderr)
+        print(*ways, sep="\n")
+    print(f"{len(ways)} of {len(_tests())} test files reach {len(changed)} changed files.", file=sys.stderr)
 
 
 def _changed(since: str) -> set[str]:
@@ -100,14 +100,14 @@ def _reached(file: str) -> tuple[str, ...]:
     if path.suffix != ".py" or not path.exists():
         return ()
     text = path.read_text(encoding="utf-8")
-    found = dict.fromkeys(_imported(ast.parse(text), path))
+    imports = dict.fromkeys(_imported(ast.parse(text), path))
     if file.startswith("tests/"):
-        found |= dict.fromkeys(name for name in _others() if _is_named(Path(name), text))
-        found |= dict.fromkeys(_conftests(path))
+        imports |= dict.fromkeys(name for name in _others() if _is_named(Path(name), text))
+        imports |= dict.fromkeys(_conftests(path))
         if "e2e" in path.parts:
-            found |= dict.fromkeys(file for name in _SERVED for file in _files_of(name, path.parent))
-    found.pop(file, None)
-    return tuple(found)
+            imports |= dict.fromkeys(file for name in _SERVED for file in _files_of(name, path.parent))
+    imports.pop(file, None)
+    return tuple(imports)
 
 
 def _is_named(path: Path, text: str) -> bool:
@@ -167,8 +167,8 @@ def _files_of(module: str, beside: Path) -> Iterator[str]:
     parts = module.split(".")
     for source in (beside, *(ROOT / source for source in _SOURCES)):
         for count in range(1, len(parts) + 1):
-            place = source.joinpath(*parts[:count])
-            for path in (place.with_suffix(".py"), place / "__init__.py"):
+            base = source.joinpath(*parts[:count])
+            for path in (base.with_suffix(".py"), base / "__init__.py"):
                 if path.is_file():
                     yield str(path.relative_to(ROOT))
 

@@ -72,13 +72,13 @@ def main(
     warnings.filterwarnings("ignore")
     properties = dict(_pair(text) for text in property or [])
     listed, chosen = _chosen(only, source, sample), _cases(heads, cases, threads, sample)
-    made = _run(listed, chosen, properties, results.Log(log), jobs, seconds, limit)
-    _print(made)
+    tally = _run(listed, chosen, properties, results.Log(log), jobs, seconds, limit)
+    _print(tally)
     if write:
-        results.write(made)
+        results.write(tally)
     if as_json:
-        typer.echo(json.dumps(made.to_dict()))
-    raise typer.Exit(1 if made.failures else 0)
+        typer.echo(json.dumps(tally.to_dict()))
+    raise typer.Exit(1 if tally.failures else 0)
 
 
 def _chosen(only: str, source: str, sample: bool) -> list[Architecture]:
@@ -121,9 +121,9 @@ def _run(
     seconds: float,
     limit: float,
 ) -> results.Results:
-    made, known = results.Results(), set()
+    tally, known = results.Results(), set()
     for architecture, case, outcome in log.read():
-        made.add(architecture, case, outcome)
+        tally.add(architecture, case, outcome)
         known.add((architecture, case))
     began = time.monotonic()
     dicts = [case.to_dict() for case in chosen]
@@ -142,10 +142,10 @@ def _run(
             progress.advance(bar)
             ended = int(progress.tasks[bar].completed)
             if not console.is_terminal and ended % _CASES_PER_LINE == 0:
-                console.print(f"{ended} of {len(tasks)} cases, {len(made.failures)} failures", highlight=False)
+                console.print(f"{ended} of {len(tasks)} cases, {len(tally.failures)} failures", highlight=False)
             outcome = Outcome(answer.kind, answer.reason) if isinstance(answer, Lost) else Outcome(**answer)
             architecture, case = Architecture(**task["architecture"]), chosen[task["number"]]
-            made.add(architecture, case, outcome)
+            tally.add(architecture, case, outcome)
             log.append(architecture, case, outcome)
             if outcome.verdict in FAILURES:
                 console.print(
@@ -157,12 +157,12 @@ def _run(
             tasks, jobs, lambda: pool.Worker(_WORKER, limit, _CASES_PER_PROCESS), done,
             enough=lambda: bool(seconds) and time.monotonic() - began > seconds,
         )  # fmt: skip
-    return made
+    return tally
 
 
-def _print(made: results.Results) -> None:
+def _print(tally: results.Results) -> None:
     table = Table("architecture", "inputs", "cases", "verdict", "difference", "coverage", "partitions", "fallbacks")
-    for row in made.sorted_rows():
+    for row in tally.sorted_rows():
         if row.verdict == "not built":
             continue
         largest = max((outcome.difference for outcome in row.ran), default=0.0)
@@ -172,12 +172,12 @@ def _print(made: results.Results) -> None:
             f"{row.coverage:.3f}", f"{row.partitions:.1f}", reasons, style="" if row.verdict == RIGHT else "red",
         )  # fmt: skip
     console.print(table)
-    left = [row for row in made.rows.values() if row.verdict == "not built"]
+    left = [row for row in tally.rows.values() if row.verdict == "not built"]
     for row in left:
         console.print(f"not built: {row.architecture.name}: {row.not_built[0]}"[:200], markup=False, highlight=False)
-    for reason, names in made.reasons()[:20]:
+    for reason, names in tally.reasons()[:20]:
         console.print(f"{len(names):4} {reason} ({', '.join(names[:5])})", markup=False, highlight=False)
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in made.counts().most_common()))
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in tally.counts().most_common()))
 
 
 if __name__ == "__main__":

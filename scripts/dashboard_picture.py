@@ -58,8 +58,8 @@ def main(
         start = time.time()
         for _ in track(range(seconds), "reading metrics", console=Console(stderr=True)):
             time.sleep(1)
-        found = [asked(url, panel, job, start, time.time()) for panel in shown["panels"]]
-    draw(shown, found, output)
+        series = [query_range(url, panel, job, start, time.time()) for panel in shown["panels"]]
+    draw(shown, series, output)
     print(f"wrote {output}")
 
 
@@ -106,21 +106,21 @@ def _reads(url: str) -> bool:
     return any(series["value"][1] == "1" for series in answer["data"]["result"])
 
 
-def asked(url: str, panel: Mapping[str, Any], job: str, start: float, end: float) -> Series:
+def query_range(url: str, panel: Mapping[str, Any], job: str, start: float, end: float) -> Series:
     """Returns what a panel shows, by the name of each series."""
-    found = {}
+    curves = {}
     for target in panel["targets"]:
-        given = {"query": target["expr"].replace("$job", job), "start": start, "end": end, "step": STEP}
-        answer = httpx.get(f"{url}/api/v1/query_range", params=given, trust_env=False)
+        query = {"query": target["expr"].replace("$job", job), "start": start, "end": end, "step": STEP}
+        answer = httpx.get(f"{url}/api/v1/query_range", params=query, trust_env=False)
         answer.raise_for_status()
         for series in answer.json()["data"]["result"]:
             name = ", ".join(series["metric"].values()) or panel["title"]
             times, values = zip(*series["values"], strict=True)
-            found[name] = ([moment - start for moment in times], [float(value) for value in values])
-    return found
+            curves[name] = ([moment - start for moment in times], [float(value) for value in values])
+    return curves
 
 
-def draw(dashboard: Mapping[str, Any], found: Sequence[Series], output: Path) -> None:
+def draw(dashboard: Mapping[str, Any], curves: Sequence[Series], output: Path) -> None:
     """Draws panels where the dashboard has them.
 
     Args:
@@ -134,13 +134,13 @@ def draw(dashboard: Mapping[str, Any], found: Sequence[Series], output: Path) ->
     from matplotlib import pyplot
 
     places = [panel["gridPos"] for panel in dashboard["panels"]]
-    rows = max(place["y"] + place["h"] for place in places)
+    rows = max(cell["y"] + cell["h"] for cell in places)
     figure = pyplot.figure(figsize=(16, rows * 0.36), layout="constrained")
     figure.suptitle(dashboard["title"], fontsize=14)
     grid = figure.add_gridspec(rows, _COLUMNS)
-    for panel, place, series in zip(dashboard["panels"], places, found, strict=True):
-        x, y = place["x"], place["y"]
-        axes = figure.add_subplot(grid[y : y + place["h"], x : x + place["w"]])
+    for panel, cell, series in zip(dashboard["panels"], places, curves, strict=True):
+        x, y = cell["x"], cell["y"]
+        axes = figure.add_subplot(grid[y : y + cell["h"], x : x + cell["w"]])
         axes.set_title(panel["title"], fontsize=10, loc="left")
         if panel["type"] == "stat":
             _stat(axes, panel, series)

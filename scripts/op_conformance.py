@@ -62,8 +62,8 @@ def main(
     Examples: op_conformance.py --ops add,softmax --samples 20; op_conformance.py --core-only; op_conformance.py --write
     """
     warnings.filterwarnings("ignore")
-    wanted = [name for name in ops.split(",") if name]
-    if unknown := [name for name in wanted if name not in cases.op_infos()]:
+    only = [name for name in ops.split(",") if name]
+    if unknown := [name for name in only if name not in cases.op_infos()]:
         raise typer.BadParameter(f"op_db has no operator {unknown[0]!r}; `torch.linalg.svd` is `linalg.svd` there")
     chosen = [name for name in dtypes.split(",") if name]
     if unknown := [name for name in chosen if name not in cases.COLUMNS]:
@@ -73,31 +73,31 @@ def main(
     ways = [mode for mode in modes.split(",") if mode]
     if unknown := [mode for mode in ways if mode not in MODES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MODES)}", param_hint="--modes")
-    if core_only and (wanted or "static" not in ways):
+    if core_only and (only or "static" not in ways):
         raise typer.BadParameter("the core overloads run all, in static mode", param_hint="--core-only")
     if write and samples != table.SAMPLES:
         raise typer.BadParameter(f"the tables are made with {table.SAMPLES} samples", param_hint="--samples")
-    names = wanted or sorted(cases.op_infos())
-    found = (
+    names = only or sorted(cases.op_infos())
+    calls = (
         {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode, followed) for mode in ways}
     )
     apart = extremes or followed
-    overloads = {} if apart or wanted or "static" not in ways else _run_core(jobs)
+    overloads = {} if apart or only or "static" not in ways else _run_core(jobs)
     if as_json:
-        typer.echo(json.dumps({"versions": table.versions(), "op_db": found, "core": overloads}))
+        typer.echo(json.dumps({"versions": table.versions(), "op_db": calls, "core": overloads}))
     if apart:
-        for op_db in found.values():
+        for op_db in calls.values():
             _print(op_db)
-        failed = (_failed(entry) for op_db in found.values() for es in op_db.values() for entry in es.values())
+        failed = (_failed(entry) for op_db in calls.values() for es in op_db.values() for entry in es.values())
         raise typer.Exit(any(failed))
-    whole = not wanted and set(chosen) == set(cases.COLUMNS)
-    raise typer.Exit(_conclude(found, overloads, write, whole))
+    whole = not only and set(chosen) == set(cases.COLUMNS)
+    raise typer.Exit(_conclude(calls, overloads, write, whole))
 
 
 def _run_op_db(
     names: list[str], dtypes: list[str], samples: int, jobs: int, extremes: bool, mode: str, followed: bool
 ) -> table.Table:
-    asked = [
+    selected = [
         tasks.op_task(name, dtype, samples, extremes, mode, followed)
         for name in names
         for dtype in dtypes
@@ -105,7 +105,7 @@ def _run_op_db(
         and not (extremes and name in cases.NO_EXTREMES)
         and not ((extremes or followed) and dtype == cases.REAL)
     ]
-    return _run(asked, jobs, f"op_db, {mode}")
+    return _run(selected, jobs, f"op_db, {mode}")
 
 
 def _run_core(jobs: int) -> table.Table:
@@ -116,30 +116,30 @@ def _run_core(jobs: int) -> table.Table:
         return _run([tasks.core_task(name, path) for name in core.overloads()], jobs, "core ATen")
 
 
-def _run(asked: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
-    found: table.Table = {}
+def _run(calls: list[dict[str, Any]], jobs: int, title: str) -> table.Table:
+    results: table.Table = {}
     columns = (
         TextColumn("{task.description}"),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=len(asked))
+        bar = progress.add_task(title, total=len(calls))
 
         def done(task: dict[str, Any], outcome: Outcome) -> None:
-            found.setdefault(task["name"], {})[task.get("dtype", "core")] = str(outcome)
+            results.setdefault(task["name"], {})[task.get("dtype", "core")] = str(outcome)
             progress.advance(bar)
             if outcome.name in FAILURES:
                 progress.console.print(f"{task['name']} {task.get('dtype', '')}: {outcome}", style="red", markup=False)
 
-        pool.run_all(asked, jobs, _SECONDS, done)
-    return found
+        pool.run_all(calls, jobs, _SECONDS, done)
+    return results
 
 
 def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool, whole: bool) -> int:
     worse: list[str] = []
-    made = [(mode, table.op_db_path(mode), fresh, whole) for mode, fresh in op_db.items()]
-    for title, path, fresh, replaces in (*made, ("core ATen", table.CORE, overloads, True)):
+    files = [(mode, table.op_db_path(mode), fresh, whole) for mode, fresh in op_db.items()]
+    for title, path, fresh, replaces in (*files, ("core ATen", table.CORE, overloads, True)):
         if fresh:
             console.print(title)
             _print(fresh)
@@ -151,8 +151,8 @@ def _conclude(op_db: dict[str, table.Table], overloads: table.Table, write: bool
                 table.write(path, fresh if replaces else known | merged)
             worse += [f"{name} {entry}" for name, es in fresh.items() for entry in es.values() if _failed(entry)]
             continue
-        found, better = table.compare(fresh, known)
-        worse += found
+        regressions, better = table.compare(fresh, known)
+        worse += regressions
         for line in better:
             console.print(f"better: {line}; renew the table with --write", markup=False, highlight=False)
     if write:
@@ -167,14 +167,14 @@ def _failed(entry: str) -> bool:
     return table.outcome_name(entry) in FAILURES
 
 
-def _print(found: table.Table) -> None:
-    by_dtype = table.counts(found)
+def _print(results: table.Table) -> None:
+    by_dtype = table.counts(results)
     shown = RichTable("outcome", *by_dtype)
     for name in (*OUTCOMES, *FAILURES):
         if any(by_dtype[dtype][name] for dtype in by_dtype):
             shown.add_row(name, *(str(by_dtype[dtype][name]) for dtype in by_dtype))
     console.print(shown)
-    console.print(f"{table.share(found):.1%} of those that compute something run on OpenVINO")
+    console.print(f"{table.share(results):.1%} of those that compute something run on OpenVINO")
 
 
 if __name__ == "__main__":

@@ -72,29 +72,29 @@ def main(
     value = _value(answer)
     # JSON is for programs, which get a picture only if they ask for one.
     photo = _photo(content) if out is not None or not as_json else None
-    found = drawn(value, photo) if photo is not None else None
+    picture = drawn(value, photo) if photo is not None else None
     if as_json:
         typer.echo(answer.text)
-    elif found is None:
+    elif picture is None:
         show(value, console)
     else:
-        table(found[1], console)
-    if found is not None:
+        table(picture[1], console)
+    if picture is not None:
         # A model's version may follow its name: detr/2.0.
-        place = out or Path(content).with_name(f"{Path(content).stem}-{model.replace('/', '-')}.png")
-        found[0].save(place)
-        typer.echo(f"wrote {place}", err=as_json)
+        path = out or Path(content).with_name(f"{Path(content).stem}-{model.replace('/', '-')}.png")
+        picture[0].save(path)
+        typer.echo(f"wrote {path}", err=as_json)
     elif out is not None:
         _fail(f"this answer holds nothing to draw, so {out} is not written")
 
 
-def _save(picture: bytes, place: Path) -> None:
+def _save(picture: bytes, path: Path) -> None:
     """Writes a picture that is the whole answer, as it came where the file is to be a PNG."""
-    if place.suffix.lower() == ".png":
-        place.write_bytes(picture)
+    if path.suffix.lower() == ".png":
+        path.write_bytes(picture)
     else:
-        Image.open(io.BytesIO(picture)).save(place)
-    typer.echo(f"wrote {place}")
+        Image.open(io.BytesIO(picture)).save(path)
+    typer.echo(f"wrote {path}")
 
 
 def _is_file(content: str) -> bool:
@@ -133,11 +133,11 @@ def _body(content: str, parameters: str) -> tuple[bytes, str]:
         value = None
     if parameters:
         try:
-            given = json.loads(parameters)
+            extra = json.loads(parameters)
         except ValueError as error:
             raise typer.BadParameter(f"is not JSON: {error}", param_hint="--parameters") from None
         inputs = value if value is not None else _text(raw)
-        return json.dumps({"inputs": inputs, "parameters": given}).encode(), "application/json"
+        return json.dumps({"inputs": inputs, "parameters": extra}).encode(), "application/json"
     if isinstance(value, (dict, list)):
         return raw, "application/json"
     return raw, "application/octet-stream"

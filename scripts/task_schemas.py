@@ -25,8 +25,8 @@ def handler_of(task: str) -> Any:
     """Returns the class of a task's entrypoint."""
     path = handlers()[task]
     module = importlib.import_module(f"torchserve_openvino.entrypoints.{path.parent.name}.{task}")
-    (found,) = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
-    return found
+    (model,) = [member for member in vars(module).values() if getattr(member, "__module__", "") == module.__name__]
+    return model
 
 
 def generated() -> dict[Path, str]:

@@ -51,9 +51,9 @@ def main(
 
     Examples: test_results.py .quickstart/results/*.xml; test_results.py --write-durations results.xml
     """
-    found = (case for file in files for case in ET.parse(file).iter("testcase"))
+    testcases = (case for file in files for case in ET.parse(file).iter("testcase"))
     # A whole file that is skipped has a line without a test.
-    cases = [case for case in found if case.get("classname")]
+    cases = [case for case in testcases if case.get("classname")]
     folders = _by_folder(cases)
     if write_durations:
         _write_durations(cases)

@@ -55,9 +55,9 @@ def _is_detection(answer: Any) -> bool:
     )  # fmt: skip
 
 
-def _box(found: Mapping[str, Any]) -> tuple[str, list[float]] | None:
+def _box(detection: Mapping[str, Any]) -> tuple[str, list[float]] | None:
     """Returns the label and the box of one object; the key of the box is the label."""
-    for name, value in found.items():
+    for name, value in detection.items():
         if isinstance(value, list) and len(value) == 4:
             return name, value
     return None
@@ -158,14 +158,14 @@ def _beside(picture: Image.Image, legend: list[tuple[tuple[int, int, int], str]]
     entries += [((255, 255, 255), f"and {more} more")] if more > 0 else []
     line = round(font.size * 1.6)
     wide = max(round(font.getlength(text)) for _, text in entries) + line + 24
-    made = Image.new("RGB", (picture.width + wide, max(picture.height, line * len(entries) + 16)), "white")
-    made.paste(picture, (0, 0))
-    draw = ImageDraw.Draw(made)
-    for place, (color, text) in enumerate(entries):
-        x, y = picture.width + 10, 8 + place * line
+    canvas = Image.new("RGB", (picture.width + wide, max(picture.height, line * len(entries) + 16)), "white")
+    canvas.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    for row, (color, text) in enumerate(entries):
+        x, y = picture.width + 10, 8 + row * line
         draw.rectangle((x, y, x + line - 6, y + line - 6), fill=color)
         draw.text((x + line + 2, y + (line - 6) // 2), text, font=font, fill="black", anchor="lm")
-    return made
+    return canvas
 
 
 def _depth(answer: Mapping[str, Any]) -> Image.Image:
@@ -173,16 +173,16 @@ def _depth(answer: Mapping[str, Any]) -> Image.Image:
     grey, _ = _enlarged(_opened(answer["depth"]).convert("L"))
     font = _font(grey)
     high = round(font.size * 1.8)
-    made = Image.new("RGB", (grey.width, grey.height + high), "white")
-    made.paste(_colored(grey), (0, 0))
+    canvas = Image.new("RGB", (grey.width, grey.height + high), "white")
+    canvas.paste(_colored(grey), (0, 0))
     least, most = (f"{answer[name]:.4g}" for name in ("min", "max"))
     start, end = round(font.getlength(least)) + 12, grey.width - round(font.getlength(most)) - 12
     ramp = Image.linear_gradient("L").rotate(90).resize((max(1, end - start), max(1, high - 10)))
-    made.paste(_colored(ramp), (start, grey.height + 5))
-    draw = ImageDraw.Draw(made)
+    canvas.paste(_colored(ramp), (start, grey.height + 5))
+    draw = ImageDraw.Draw(canvas)
     draw.text((6, grey.height + high // 2), least, font=font, fill="black", anchor="lm")
     draw.text((grey.width - 6, grey.height + high // 2), most, font=font, fill="black", anchor="rm")
-    return made
+    return canvas
 
 
 def _colored(grey: Image.Image) -> Image.Image:

@@ -40,10 +40,10 @@ def show(value: Any, console: Console) -> None:
 def table(rows: list[dict[str, Any]], console: Console) -> None:
     """Prints one line for each of some objects."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    made = Table(*names)
+    rich_table = Table(*names)
     for row in rows:
-        made.add_row(*(_escaped(_cell(row.get(name, ""))) for name in names))
-    console.print(made)
+        rich_table.add_row(*(_escaped(_cell(row.get(name, ""))) for name in names))
+    console.print(rich_table)
 
 
 def _cell(value: Any) -> str:

@@ -171,7 +171,7 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(0)
-    out, found = output.results(), []
+    out, results = output.results(), []
     with torch.inference_mode():
         for key in output.chosen(models, MODELS, "--models"):
             with torch.inference_mode(False):
@@ -179,9 +179,9 @@ def main(
             for one in precisions:
                 torch._dynamo.reset()
                 rows = measure(model, one, runs, warmup, names)
-                found.append({"model": model.name, "precision": one, "runs": runs, "contenders": rows})
+                results.append({"model": model.name, "precision": one, "runs": runs, "contenders": rows})
                 out.print(table(model.name, one, rows))
-    output.write_json(json_path, {"results": found})
+    output.write_json(json_path, {"results": results})
 
 
 if __name__ == "__main__":

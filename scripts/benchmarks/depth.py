@@ -115,10 +115,10 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Prints medians for each depth, and how they grow."""
-    wanted = [int(depth) for depth in depths.split(",")]
-    if len(wanted) < 4 or sorted(set(wanted)) != wanted:
+    counts = [int(depth) for depth in depths.split(",")]
+    if len(counts) < 4 or sorted(set(counts)) != counts:
         raise typer.BadParameter("at least four growing numbers are needed for two slopes", param_hint="--depths")
-    result = measure(wanted, rounds)
+    result = measure(counts, rounds)
     show(result)
     output.write_json(json_path, result)
 

@@ -106,14 +106,14 @@ def measure(
     from torchserve_openvino.generation.images.components import Size
     from torchserve_openvino.generation.images.pictures import ImageSettings
 
-    wanted = ImageSettings("a cat on a table", Size.of(size), steps, 7.5)
-    made = {name: np.array(handler.maker.make(wanted, 7), int) for name, handler in handlers.items()}
+    image_settings = ImageSettings("a cat on a table", Size.of(size), steps, 7.5)
+    arrays = {name: np.array(handler.maker.make(image_settings, 7), int) for name, handler in handlers.items()}
     whole: dict[str, Call] = {
-        name: lambda handler=handler: handler.maker.make(wanted, 7) for name, handler in handlers.items()
+        name: lambda handler=handler: handler.maker.make(image_settings, 7) for name, handler in handlers.items()
     }
     times = interleave(whole, pictures, before=threads)
-    found: dict[str, Any] = {
-        "largest_difference": int(np.abs(made[EAGER] - made[OURS]).max()),
+    figures: dict[str, Any] = {
+        "largest_difference": int(np.abs(arrays[EAGER] - arrays[OURS]).max()),
         "picture": {f"{name}_s": times.median(name) / 1e3 for name in handlers},
         "speedup": times.ratio(EAGER, OURS),
         "components": {},
@@ -121,10 +121,10 @@ def measure(
     calls = {name: component_calls(handler, size) for name, handler in handlers.items()}
     for part in calls[OURS]:
         times = interleave({name: calls[name][part] for name in handlers}, 2 * pictures, 1, before=threads)
-        found["components"][part] = {
+        figures["components"][part] = {
             "eager_ms": times.median(EAGER), "ours_ms": times.median(OURS), "speedup": times.ratio(EAGER, OURS)
         }  # fmt: skip
-    return found
+    return figures
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -148,8 +148,8 @@ def main(
 ) -> None:
     """Prints seconds per picture and milliseconds per component."""
     warnings.filterwarnings("ignore")
-    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as root:
+        folder = Path(root)
         save(folder / "hub", width)
         handlers, threads = {}, {}
         for name, compiled in ((EAGER, False), (OURS, True)):

@@ -45,9 +45,9 @@ def main(
     folder, draw = minilm(), random.Random(0)
     texts = [text_of(draw.randint(4, 60), seed) for seed in range(64)]
     expected = vectors(folder, texts)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
-        work = Path(place)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="tsov-bench-") as root:
+        work = Path(root)
         requests = []
         for number, text in enumerate(texts):
             path = work / f"{number}.json"
@@ -59,24 +59,24 @@ def main(
         for turn in range(rounds):
             for name in names:
                 output.progress.print(f"round {turn + 1}/{rounds}, {name}", highlight=False)
-                found[name] += served(name, work, requests, texts, expected, levels, seconds)
+                runs[name] += served(name, work, requests, texts, expected, levels, seconds)
     out = output.results()
     columns = ["server", "clients", "requests/s", "x", "p50 ms", "p99 ms", "cosine", "wrong", "failed"]
     cells = []
     for level in levels:
-        rates = {name: _median(found[name], level, "rate") for name in names}
+        rates = {name: _median(runs[name], level, "rate") for name in names}
         for name in names:
-            rows = [row for row in found[name] if row["clients"] == level]
+            rows = [row for row in runs[name] if row["clients"] == level]
             cells.append(
                 (
                     name, str(level), f"{rates[name]:.1f}", f"{rates[name] / rates[names[0]]:.2f}",
-                    f"{_median(found[name], level, 'p50'):.1f}", f"{_median(found[name], level, 'p99'):.1f}",
+                    f"{_median(runs[name], level, 'p50'):.1f}", f"{_median(runs[name], level, 'p99'):.1f}",
                     f"{min(row['cosine'] for row in rows):.5f}", str(sum(row["wrong"] for row in rows)),
                     str(sum(sum(row["failed"].values()) for row in rows)),
                 )
             )  # fmt: skip
     out.print(output.table(f"all-MiniLM-L6-v2, {seconds:g} s each, medians of {rounds} rounds", columns, cells, left=1))
-    output.write_json(json_path, {"results": found})
+    output.write_json(json_path, {"results": runs})
 
 
 def _median(rows: list[dict[str, Any]], level: int, key: str) -> float:

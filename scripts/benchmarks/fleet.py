@@ -72,13 +72,13 @@ def measured(folder: Path) -> dict[str, Start]:
     (folder / "cached.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     run_archiver(archiver_command(folder, NAME, folder / "cached.yaml"))
     archive = folder / f"{NAME}.mar"
-    found = {}
+    figures = {}
     for name in ("cold", "warm"):
         with output.progress.status(f"a worker with a {name} cache"):
-            found[name] = _started(archive)
+            figures[name] = _started(archive)
     read = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    found["warm"] = Start(**{**vars(found["warm"]), "read": read})
-    return found
+    figures["warm"] = Start(**{**vars(figures["warm"]), "read": read})
+    return figures
 
 
 def _started(archive: Path) -> Start:

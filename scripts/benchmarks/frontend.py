@@ -114,12 +114,12 @@ def main(
             output.progress.print(f"{kind}, server {turn + 1} of {servers}: {dict(ends[kind][-1])}")
     totals = {kind: sum(counts, Counter[str]()) for kind, counts in ends.items()}
     lost = {kind: sum(one["lost"] > 0 for one in counts) for kind, counts in ends.items()}
-    found = {kind: {"requests": n.total(), "servers_that_lost": lost[kind], **n} for kind, n in totals.items()}
+    results = {kind: {"requests": n.total(), "servers_that_lost": lost[kind], **n} for kind, n in totals.items()}
     rows = [(kind, *map(str, (n.total(), n["200"], n["lost"], lost[kind]))) for kind, n in totals.items()]
     output.results().print(
         output.table("frontend", ["frontend", "requests", "200", "lost", "servers that lost"], rows, left=1)
     )
-    output.write_json(json_path, {"kills": kills, "seconds": time.perf_counter() - began, **found})
+    output.write_json(json_path, {"kills": kills, "seconds": time.perf_counter() - began, **results})
 
 
 if __name__ == "__main__":

@@ -120,11 +120,11 @@ def _contenders(
 
     import torch
 
-    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
     model = random_model(sizes, prompt + tokens)
-    model.save_pretrained(place / "model")
+    model.save_pretrained(folder / "model")
     if any(name.endswith("gptq") for name in names):
-        save_gptq(place / "gptq", model)
+        save_gptq(folder / "gptq", model)
     prompts = torch.randint(3, sizes.vocabulary, (level, prompt)).tolist()
     calls: dict[str, Answer] = {}
     seconds = {}
@@ -135,7 +135,7 @@ def _contenders(
             calls[name] = _eager(model, prompts, tokens, 1 if form else threads)
         else:
             make = _engine if kind == "engine" else _bare
-            calls[name] = make(stack, place, form, prompts, tokens, threads)
+            calls[name] = make(stack, folder, form, prompts, tokens, threads)
         seconds[name] = time.perf_counter() - started
     return calls, seconds
 
@@ -171,16 +171,16 @@ def _eager(model: Any, prompts: list[list[int]], tokens: int, threads: int) -> A
         torch.set_num_threads(threads)
         try:
             with torch.inference_mode():
-                found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+                output_ids = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         finally:
             # The number is the whole process's; what is loaded after this call has its own.
             torch.set_num_threads(usual)
-        return found[:, ids.shape[1] :].tolist()
+        return output_ids[:, ids.shape[1] :].tolist()
 
     return call
 
 
-def _settings(place: Path, form: str, threads: int) -> Any:
+def _settings(folder: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.config.sections.generate import GenerateSection
     from torchserve_openvino.config.sections.handler import VerifySection
     from torchserve_openvino.generation.text.settings import EngineSettings
@@ -194,19 +194,21 @@ def _settings(place: Path, form: str, threads: int) -> Any:
         prompt_lookup_tokens=_GUESSES if guesses else 0,
     )  # fmt: skip
     # Random weights do not survive 4 bits as trained ones do; here the speed is measured.
-    return EngineSettings(place / ("gptq" if packed else "model"), section, VerifySection(on_violation="warn"), threads)
+    return EngineSettings(
+        folder / ("gptq" if packed else "model"), section, VerifySection(on_violation="warn"), threads
+    )
 
 
-def _store(place: Path) -> Any:
+def _store(folder: Path) -> Any:
     from torchserve_openvino.cache.storage.store import Store
 
-    return Store(place / "cache")
+    return Store(folder / "cache")
 
 
-def _engine(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
+def _engine(stack: ExitStack, folder: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
     from torchserve_openvino.generation.text.opening import open_engine
 
-    opened = open_engine(_settings(place, form, threads), _store(place))
+    opened = open_engine(_settings(folder, form, threads), _store(folder))
     stack.callback(opened.engine.close)
     return by_engine(opened.engine, prompts, tokens)
 
@@ -224,7 +226,7 @@ def by_engine(engine: Any, prompts: list[list[int]], tokens: int) -> Answer:
     return call
 
 
-def _bare(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
+def _bare(stack: ExitStack, exported: Path, form: str, prompts: list[list[int]], tokens: int, threads: int) -> Answer:
     """OpenVINO GenAI by its own batch call, on the model that this package exported."""
     import numpy as np
     import openvino as ov
@@ -233,11 +235,11 @@ def _bare(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], to
     from torchserve_openvino.generation.text.making import Making
     from torchserve_openvino.generation.text.settings import properties
 
-    settings = _settings(place, form, threads)
+    settings = _settings(exported, form, threads)
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.num_kv_blocks = 0, 512
     scheduler.max_num_batched_tokens = settings.section.step_tokens
-    with Making(settings, _store(place)).ready() as (folder, _):
+    with Making(settings, _store(exported)).ready() as (folder, _):
         pipe = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties(settings))
     config = genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
@@ -245,8 +247,8 @@ def _bare(stack: ExitStack, place: Path, form: str, prompts: list[list[int]], to
     ids = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
 
     def call() -> list[list[int]]:
-        found = pipe.generate(ids, [config] * len(ids))
-        return [list(one.m_generation_ids[0]) for one in found]
+        generated = pipe.generate(ids, [config] * len(ids))
+        return [list(one.m_generation_ids[0]) for one in generated]
 
     return call
 

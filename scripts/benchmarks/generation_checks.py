@@ -57,7 +57,7 @@ _BROKEN = "failed: the answer broke off"
 
 def tokens(work: Path, count: int) -> dict[str, Any]:
     """Eight prompts at once for each architecture, each for 256 tokens."""
-    found = {}
+    results = {}
     for kind in KINDS:
         output.progress.print(f"tokens: {kind}")
         model, draw = model_of(kind), random.Random(0)
@@ -65,11 +65,11 @@ def tokens(work: Path, count: int) -> dict[str, Any]:
         with served(model, kind, work) as one, ThreadPoolExecutor(len(prompts)) as pool:
             answers = list(pool.map(lambda prompt: one.ask(prompt, 256), prompts))
             report = one.describe()
-        wanted = [greedy(model, prompt, 256) for prompt in prompts]
+        expected = [greedy(model, prompt, 256) for prompt in prompts]
         got = [answer_of(answer) for answer in answers]
-        equal = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(got, wanted, strict=True)]
-        found[kind] = {"equal_of_256": equal, "coverage": report["summary"]["coverage"]}
-    return found
+        equal = [sum(a == b for a, b in zip(*pair, strict=True)) for pair in zip(got, expected, strict=True)]
+        results[kind] = {"equal_of_256": equal, "coverage": report["summary"]["coverage"]}
+    return results
 
 
 def lengths(work: Path, count: int) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def kill(work: Path, count: int) -> dict[str, Any]:
     pids, waited = [], []
     with served(model, "kill", work) as one, ThreadPoolExecutor(_CLIENTS) as pool:
         run = _Soak(one, known, worker_dies=True)
-        asked = [pool.submit(run.send, number) for number in range(count)]
+        futures = [pool.submit(run.send, number) for number in range(count)]
         for third in (1, 2):
             while sum(run.ended.values()) < third * count // 3:
                 time.sleep(0.01)
@@ -237,7 +237,7 @@ def kill(work: Path, count: int) -> dict[str, Any]:
             run.killed = time.monotonic()
             one.server.wait_replaced("kill", pids[-1])
             waited.append(time.monotonic() - run.killed)
-        for request in asked:
+        for request in futures:
             request.result()
         _wait_until_idle(one)
         pids.append(one.describe()["pid"])
@@ -277,14 +277,14 @@ def main(
 ) -> None:
     """Checks text generation over REST."""
     warnings.filterwarnings("ignore")
-    found = {}
+    figures = {}
     for name in output.chosen(only, CHECKS, "--only"):
         with tempfile.TemporaryDirectory(prefix="tsov-bench-") as work:
             began = time.perf_counter()
-            found[name] = {**CHECKS[name](Path(work), requests), "seconds": time.perf_counter() - began}
-        rows = [(key, str(value)) for key, value in found[name].items()]
+            figures[name] = {**CHECKS[name](Path(work), requests), "seconds": time.perf_counter() - began}
+        rows = [(key, str(value)) for key, value in figures[name].items()]
         output.results().print(output.table(name, ["figure", "value"], rows, left=2))
-    output.write_json(json_path, found)
+    output.write_json(json_path, figures)
 
 
 if __name__ == "__main__":

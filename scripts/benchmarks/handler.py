@@ -77,7 +77,7 @@ def main(
 ) -> None:
     """Times the handler's steps on one photo."""
     warnings.filterwarnings("ignore")
-    out, found = output.results(), []
+    out, results = output.results(), []
     for key in output.chosen(models, PHOTO_MODELS, "--models"):
         torch.manual_seed(0)
         model = MODELS[key]()
@@ -87,9 +87,9 @@ def main(
             calls = contenders(model, handler)
             with torch.inference_mode():
                 rows = measure(calls, runs, warmup)
-        found.append({"model": model.name, "runs": runs, "steps": rows})
+        results.append({"model": model.name, "runs": runs, "steps": rows})
         out.print(table(model.name, rows))
-    output.write_json(json_path, {"results": found})
+    output.write_json(json_path, {"results": results})
 
 
 if __name__ == "__main__":

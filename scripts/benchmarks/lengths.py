@@ -85,8 +85,8 @@ def main(
     calls -= calls % 4
     cells, figures = [], []
     context = multiprocessing.get_context("spawn")
-    wanted = [int(capacity) for capacity in capacities.split(",")]
-    for capacity in track(wanted, "contenders", console=output.progress, disable=not sys.stderr.isatty()):
+    sizes = [int(capacity) for capacity in capacities.split(",")]
+    for capacity in track(sizes, "contenders", console=output.progress, disable=not sys.stderr.isatty()):
         with ProcessPoolExecutor(1, mp_context=context) as own_process:
             arguments = (capacity, calls, longest, layers, width)
             grown, few, any_length = own_process.submit(measure, *arguments).result()

@@ -32,12 +32,12 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
         rows: Cells; a short row is filled up.
         left: How many columns are text.
     """
-    made = Table(title=title or None)
+    rich_table = Table(title=title or None)
     for position, column in enumerate(columns):
-        made.add_column(column, justify="left" if position < left else "right")
+        rich_table.add_column(column, justify="left" if position < left else "right")
     for row in rows:
-        made.add_row(*row, *[""] * (len(columns) - len(row)))
-    return made
+        rich_table.add_row(*row, *[""] * (len(columns) - len(row)))
+    return rich_table
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -97,10 +97,10 @@ def chosen(text: str, known: Iterable[str], option: str) -> list[str]:
     Raises:
         typer.BadParameter: A name is unknown.
     """
-    wanted, names = [name.strip() for name in text.split(",")], list(known)
-    if unknown := [name for name in wanted if name not in names]:
+    selected, names = [name.strip() for name in text.split(",")], list(known)
+    if unknown := [name for name in selected if name not in names]:
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; choose from {', '.join(names)}", param_hint=option)
-    return [name for name in names if name in wanted]
+    return [name for name in names if name in selected]
 
 
 def chosen_by_prefix(text: str, known: Iterable[str], option: str) -> list[str]:

@@ -48,8 +48,8 @@ def calibration(model: BenchModel, count: int = 32) -> list[Sample]:
         from torchserve_openvino.config.sections.tasks import ImageSection
         from torchserve_openvino.tasks.images import to_tensor
 
-        found = [to_tensor(photo.data, ImageSection())[None] for photo in photos.load()]
-        return [Sample("", ((), {name: tensor})) for tensor in found]
+        tensors = [to_tensor(photo.data, ImageSection())[None] for photo in photos.load()]
+        return [Sample("", ((), {name: tensor})) for tensor in tensors]
     return [Sample("", ((), {name: torch.randn_like(model.kwargs[name])})) for _ in range(count)]
 
 
@@ -110,13 +110,13 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     samples = calibration(model)
     method = "int4_weights" if name == INT4 else "int8"
     section = QuantizeSection.model_validate({"method": method, "calibration": {"data": "-"}})
-    made = quantized(exported(model.module, samples)[0], section, samples)
+    converted = quantized(exported(model.module, samples)[0], section, samples)
     checked = samples[:8]
     contenders: dict[str, tuple[Call, Any]] = {
         EAGER: (lambda: model.module(**model.kwargs), None),
-        EAGER_MADE: (lambda: made(**model.kwargs), None),
+        EAGER_MADE: (lambda: converted(**model.kwargs), None),
         OURS_F32: ours(model.module, model),
-        OURS: ours(made, model),
+        OURS: ours(converted, model),
     }
     if name != INT4:
         contenders[RAW_F32] = raw(convert(model.module, model), model)
@@ -125,14 +125,14 @@ def measure(name: str, turns: int) -> dict[str, Any]:
         own = nncf.quantize(convert(model.module, model), data, model_type=kind, subset_size=len(samples))
         contenders[RAW_OWN] = raw(own, model)
     try:
-        contenders[RAW] = raw(convert(made, model), model)
+        contenders[RAW] = raw(convert(converted, model), model)
     except (RuntimeError, ov.frontend.OpConversionFailure) as error:
         output.progress.print(f"{RAW}: {type(error).__name__}: {str(error).splitlines()[0]}", markup=False)
     calls = {key: call for key, (call, _) in contenders.items()}
     with torch.inference_mode():
-        apart = {OURS: difference(contenders[OURS][1], made, checked)}
+        apart = {OURS: difference(contenders[OURS][1], converted, checked)}
         if RAW in contenders:
-            apart[RAW] = difference(lambda **kwargs: contenders[RAW][1](kwargs), made, checked)
+            apart[RAW] = difference(lambda **kwargs: contenders[RAW][1](kwargs), converted, checked)
         interleave(calls, 3)
         times = interleave(calls, turns, repeats=enough_repeats(calls))
     report = contenders[OURS][1].report
@@ -172,18 +172,18 @@ def main(
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    found = []
+    results = []
     for name in output.chosen(models, (*MODELS, INT4), "--models"):
         with output.progress.status(f"{name}: quantizing, compiling, timing"):
-            found.append(measure(name, turns))
-        one = found[-1]
+            results.append(measure(name, turns))
+        one = results[-1]
         cells = [row(one, key) for key in one["milliseconds"]]
         columns = ("contender", "ms", "x eager", "difference", "ours / it")
         shares = ", ".join(f"{key} {share:.0%}" for key, share in one["precisions"].items())
         faster = f"{one['ours_int8_over_f32']:.2f} x this package's f32"
         title = f"{one['model']}: {faster}; {shares}; coverage {one['coverage']:.0%}"
         output.results().print(output.table(title, columns, cells))
-    output.write_json(json_path, {"models": found})
+    output.write_json(json_path, {"models": results})
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def main(
     cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of each replica")] = 1.0,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all figures here")] = None,
 ) -> None:
-    found = []
+    starts = []
     with tempfile.TemporaryDirectory(prefix="tsov-replica-") as folder:
         archive = precompiled(Path(folder))
         deployed = Deployed(archive, cpus)
@@ -119,15 +119,15 @@ def main(
                 if not report["verify"]["passed"]:
                     raise RuntimeError("the replica's answers differ from eager PyTorch's")
                 counts = {name: report["cache"][name] for name in ("traces", "compiles", "imports")}
-                found.append({"since_start": round(since_start, 2), "since_end": round(since_end, 2), **counts})
+                starts.append({"since_start": round(since_start, 2), "since_end": round(since_end, 2), **counts})
         finally:
             deployed.stop()
     columns = ("round", "READY after its start, s", "after the other's end, s", "traces", "compiles", "imports")
-    rows = [(str(number + 1), *map(str, start.values())) for number, start in enumerate(found)]
+    rows = [(str(number + 1), *map(str, start.values())) for number, start in enumerate(starts)]
     output.results().print(output.table(f"a new replica of {cpus:g} CPUs", columns, rows))
-    middle = median(start["since_start"] for start in found)
+    middle = median(start["since_start"] for start in starts)
     output.results().print(f"READY after {middle:.1f} s (median)")
-    output.write_json(json_path, {"rounds": found, "median_seconds": middle})
+    output.write_json(json_path, {"rounds": starts, "median_seconds": middle})
 
 
 if __name__ == "__main__":

@@ -136,10 +136,10 @@ def main(
     with tempfile.TemporaryDirectory(prefix="tsov-bench-") as folder:
         handlers = {}
         for name, value in (("without", 0.0), ("with", share)):
-            place = Path(folder) / name
-            place.mkdir()
+            archive = Path(folder) / name
+            archive.mkdir()
             output.progress.print(f"{model}: preparing, shadow {value:g}")
-            handlers[name] = started(chosen, place, {"verify": {"shadow": value, "shadow_budget": budget}})
+            handlers[name] = started(chosen, archive, {"verify": {"shadow": value, "shadow_budget": budget}})
         for handler in handlers.values():
             capacity(handler, body, 1.0)
         rate = capacity(handlers["without"], body, 3.0)

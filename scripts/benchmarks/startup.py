@@ -61,9 +61,9 @@ def main(
 ) -> None:
     default = [name for name in NAMES if not (quick and name in SLOW)]
     contenders = default if only is None else output.chosen(only, NAMES, "--only")
-    wanted = QUICK_MODELS if quick else models.DEFAULT
-    asked = ",".join(wanted) if model_names is None else model_names
-    names = [] if asked == "none" else output.chosen(asked, models.SOURCES, "--models")
+    usual = QUICK_MODELS if quick else models.DEFAULT
+    selection = ",".join(usual) if model_names is None else model_names
+    names = [] if selection == "none" else output.chosen(selection, models.SOURCES, "--models")
     count = count or (1 if quick else 5)
     exit_on_signals()
     warnings.filterwarnings("ignore")

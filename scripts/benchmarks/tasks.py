@@ -82,17 +82,17 @@ def ask(handler: Any, requests: list[Any]) -> list[Any]:
 
 def measure(case: Case, eager: Any, ours: Any, threads: dict[str, Call], runs: int) -> dict[str, Any]:
     """Times both contenders at each batch size, with inputs of four sizes in turn."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for size in BATCHES:
         requests = [case.request(drawn(case.kind, share, seed)) for seed, share in enumerate(SIZES[:size])]
         calls: dict[str, Call] = {EAGER: lambda r=requests: ask(eager, r), OURS: lambda r=requests: ask(ours, r)}
         times = interleave(calls, runs, 3, before=threads)
-        found[f"batch {size}"] = {
+        figures[f"batch {size}"] = {
             "eager_ms": times.median(EAGER),
             "ours_ms": times.median(OURS),
             "speedup": times.ratio(EAGER, OURS),
         }
-    return found
+    return figures
 
 
 def proof(handler: Any) -> dict[str, Any]:
@@ -145,12 +145,12 @@ def main(
 ) -> None:
     """Times tasks from request to answer."""
     warnings.filterwarnings("ignore")
-    out, found = output.results(), []
+    out, results = output.results(), []
     for name in output.chosen(only, CASES, "--only"):
         case = CASES[name]
         output.progress.print(f"{name}: preparing")
-        with tempfile.TemporaryDirectory(prefix="tsov-bench-") as place:
-            folder = Path(place)
+        with tempfile.TemporaryDirectory(prefix="tsov-bench-") as root:
+            folder = Path(root)
             case.save(folder)
             plain = {
                 "batchSize": max(BATCHES),
@@ -171,7 +171,7 @@ def main(
             }
             row["requests"] = randoms
             row["compiles_after_ready"] = after_random_sizes(case, ours, randoms)
-        found.append(row)
+        results.append(row)
     columns = ["task", "model", "precision", "measure", "worst", "bound", "coverage", "fallbacks"]
     columns += [f"{what}, batch {size}" for size in BATCHES for what in ("eager ms", "ms", "x")]
     columns.append("compiled after READY")
@@ -182,12 +182,12 @@ def main(
             *(f"{row[f'batch {size}'][key]:.2f}" for size in BATCHES for key in ("eager_ms", "ours_ms", "speedup")),
             f"{row['compiles_after_ready']} of {row['requests']}",
         )
-        for row in found
+        for row in results
     ]  # fmt: skip
     out.print(output.table("Tasks, request to answer", columns, cells, left=4))
-    output.write_json(json_path, {"results": found})
+    output.write_json(json_path, {"results": results})
     if write:
-        output.write_section(Path(__file__).name, markdown(found))
+        output.write_section(Path(__file__).name, markdown(results))
 
 
 if __name__ == "__main__":

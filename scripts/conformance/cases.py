@@ -80,11 +80,11 @@ def op_infos() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for info in op_db:
         name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
-        found.setdefault(name, info)
-    return found
+        options.setdefault(name, info)
+    return options
 
 
 def supported(name: str) -> list[str]:
@@ -113,8 +113,8 @@ def calls_of(name: str, dtype: str, count: int, extremes: bool = False) -> list[
     """
     random.seed(0)
     torch.manual_seed(0)
-    found = op_infos()[name].sample_inputs("cpu", DTYPES[dtype], requires_grad=False)
-    calls = spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(found, _MOST_SAMPLES)], count)
+    samples = op_infos()[name].sample_inputs("cpu", DTYPES[dtype], requires_grad=False)
+    calls = spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(samples, _MOST_SAMPLES)], count)
     return [_with_extremes(call) for call in calls] if extremes else calls
 
 
@@ -128,8 +128,8 @@ def _with_extremes(call: Call) -> Call:
             return tensor
         flat = tensor.detach().clone().flatten()
         values = itertools.islice(itertools.cycle(EXTREMES[tensor.dtype]), start, None)
-        for place, value in zip(range(start % 3, flat.numel(), 3), values, strict=False):
-            flat[place] = value
+        for index, value in zip(range(start % 3, flat.numel(), 3), values, strict=False):
+            flat[index] = value
         return flat.reshape(tensor.shape)
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, replaced, (call.args, call.kwargs))
@@ -158,9 +158,9 @@ def settled(name: str, call: Call, answer: Any) -> Any:
         return torch.from_numpy(np.sort_complex(answer.numpy()))
     if name not in TIES or (name == "median" and isinstance(answer, torch.Tensor)):
         return answer
-    source, place = call.args[0], TIES[name]
-    given = call.args[place] if len(call.args) > place else -1
-    dim = call.kwargs.get("dim", -1 if isinstance(given, bool) else given)
+    source, position = call.args[0], TIES[name]
+    axis = call.args[position] if len(call.args) > position else -1
+    dim = call.kwargs.get("dim", -1 if isinstance(axis, bool) else axis)
     indices = answer if name == "argsort" else answer[1]
     # Without ``keepdim``, median and kthvalue drop a dimension.
     wide = indices if indices.dim() == source.dim() else indices.unsqueeze(dim)

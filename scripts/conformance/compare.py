@@ -31,8 +31,8 @@ def difference(got: Any, expected: Any, values: bool = True) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} outputs instead of {len(theirs)}"
     for a, b in zip(ours, theirs, strict=True):
-        if found := _leaf(a, b, values):
-            return found
+        if problem := _leaf(a, b, values):
+            return problem
     return ""
 
 
@@ -66,5 +66,5 @@ def _leaf(a: Any, b: Any, values: bool) -> str:
     if not wrong.any():
         return ""
     first = tuple(int(i) for i in wrong.nonzero()[0])
-    place = f"at {list(first)} {a[first].item()} instead of {b[first].item()}"
-    return f"{int(wrong.sum())} of {wrong.numel()} values differ, {place}"
+    difference = f"at {list(first)} {a[first].item()} instead of {b[first].item()}"
+    return f"{int(wrong.sum())} of {wrong.numel()} values differ, {difference}"

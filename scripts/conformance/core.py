@@ -27,7 +27,7 @@ _KEEPS = (
 
 def overloads() -> list[str]:
     """Names of all forward overloads of torch.ops.aten that torch tags as core, such as ``aten.add.Tensor``."""
-    found = []
+    calls = []
     # Not `dir(torch.ops.aten)`: it depends on what was looked up before.
     for qualified in torch._C._dispatch_get_all_op_names():
         namespace, _, name = qualified.partition("::")
@@ -36,8 +36,8 @@ def overloads() -> list[str]:
             continue
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
         if torch.Tag.core in op.tags:
-            found.append(str(op))
-    return sorted(found)
+            calls.append(str(op))
+    return sorted(calls)
 
 
 def overload_of(name: str) -> torch._ops.OpOverload:
@@ -49,9 +49,9 @@ def overload_of(name: str) -> torch._ops.OpOverload:
 class _Recorder(TorchDispatchMode):
     """Records calls of core overloads while eager runs: one per kind, at most `_PER_OVERLOAD` per overload."""
 
-    def __init__(self, wanted: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
         super().__init__()
-        self.found: dict[str, dict[str, Call]] = {name: {} for name in wanted}
+        self.found: dict[str, dict[str, Call]] = {name: {} for name in names}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)

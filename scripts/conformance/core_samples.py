@@ -11,14 +11,14 @@ from conformance.cases import Call
 def _calls(*samples: Any) -> Callable[[], list[Call]]:
     """Samples as tuples of arguments; a dict at the end holds keyword arguments."""
 
-    def made() -> list[Call]:
-        found = []
+    def drawn() -> list[Call]:
+        valid = []
         for sample in samples:
             keywords = sample[-1] if sample and isinstance(sample[-1], dict) else {}
-            found.append(Call(sample[:-1] if keywords else sample, keywords))
-        return found
+            valid.append(Call(sample[:-1] if keywords else sample, keywords))
+        return valid
 
-    return made
+    return drawn
 
 
 def _values(*shape: int) -> torch.Tensor:

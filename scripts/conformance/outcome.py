@@ -60,14 +60,14 @@ def _all_refused(report: tov.CompileReport) -> bool:
 
 def merge(outcomes: Iterable[Outcome]) -> Outcome:
     """The outcome of all samples together."""
-    found = [outcome for outcome in outcomes if outcome.name != "eager_refuses"]
-    if not found:
+    counted = [outcome for outcome in outcomes if outcome.name != "eager_refuses"]
+    if not counted:
         return Outcome("eager_refuses")
     for failure in FAILURES:
-        if hits := [outcome for outcome in found if outcome.name == failure]:
+        if hits := [outcome for outcome in counted if outcome.name == failure]:
             return hits[0]
-    reasons = tuple(sorted({reason for outcome in found for reason in outcome.reasons}))
-    names = {outcome.name for outcome in found}
+    reasons = tuple(sorted({reason for outcome in counted for reason in outcome.reasons}))
+    names = {outcome.name for outcome in counted}
     if len(names) > 1:
         names.discard("no_work")
     if names <= set(ON_OPENVINO):

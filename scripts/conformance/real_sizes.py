@@ -94,9 +94,9 @@ def _scaled(call: Call) -> Iterator[Call]:
             continue
         larger = {size: sizes[rank] + position for position, size in enumerate(known)}
         for numbers_too in (False, True):
-            made = _with_sizes(call, larger, numbers_too)
-            if made is not None:
-                yield made
+            sample = _with_sizes(call, larger, numbers_too)
+            if sample is not None:
+                yield sample
 
 
 def _with_sizes(call: Call, larger: Mapping[int, int], numbers_too: bool) -> Call | None:
@@ -125,12 +125,12 @@ def _larger(tensor: torch.Tensor, larger: Mapping[int, int]) -> torch.Tensor:
     if tensor.is_floating_point():
         finite = flat[flat.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
-        made = torch.rand(shape) * (high - low) + low
+        random = torch.rand(shape) * (high - low) + low
     elif tensor.dim() == 1 and tensor.dtype is not torch.bool and len(flat.unique()) == len(flat) > 1:
-        made = torch.randperm(shape[0])
+        random = torch.randperm(shape[0])
     else:
-        made = flat[torch.randint(0, len(flat), shape)]
-    return (made.sort(-1)[0] if _is_sorted(tensor) else made).to(tensor.dtype)
+        random = flat[torch.randint(0, len(flat), shape)]
+    return (random.sort(-1)[0] if _is_sorted(tensor) else random).to(tensor.dtype)
 
 
 def _is_sorted(tensor: torch.Tensor) -> bool:

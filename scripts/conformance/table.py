@@ -53,11 +53,11 @@ def outcome_name(entry: str) -> str:
 
 def counts(table: Table) -> dict[str, Counter[str]]:
     """Number of entries with each outcome, by dtype."""
-    found: dict[str, Counter[str]] = {}
+    by_kind: dict[str, Counter[str]] = {}
     for entries in table.values():
         for dtype, entry in entries.items():
-            found.setdefault(dtype, Counter())[outcome_name(entry)] += 1
-    return found
+            by_kind.setdefault(dtype, Counter())[outcome_name(entry)] += 1
+    return by_kind
 
 
 def share(table: Table) -> float:
@@ -95,13 +95,13 @@ def summary(op_db: Mapping[str, Table], core: Table) -> str:
         op_db: Tables by mode.
         core: Table of the core ATen overloads.
     """
-    made = versions()
+    current = versions()
     op_db = {mode: table for mode, table in op_db.items() if table}
     lines = [
         "# Conformance: torch's operator database against eager PyTorch",
         "",
-        f"Made by `python scripts/op_conformance.py --modes {','.join(op_db)} --write` with torch {made['torch']}, "
-        f"OpenVINO {made['openvino']}.",
+        f"Made by `python scripts/op_conformance.py --modes {','.join(op_db)} --write` with torch {current['torch']}, "
+        f"OpenVINO {current['openvino']}.",
         f"Every operator runs on up to {SAMPLES} of torch's own samples in each type; "
         "each answer is compared with eager.",
         "",

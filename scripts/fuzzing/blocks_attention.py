@@ -166,15 +166,15 @@ def _query_key_value(g: RealContext) -> tuple[Val, Val, Val, int | str, int | st
     groups = g.choice([2, 4, 8]) if g.chance(0.25) else 1
     kinds = ["normal", "normal", "outliers", "ties"]
 
-    def made(count: str, length: int | str, last: str) -> Val:
+    def project(count: str, length: int | str, last: str) -> Val:
         if g.chance(0.3):
             value = g.floats(["B", length, count, last], kinds)
             return g.line("{0}.transpose(1, 2)", value, exact="move")
         return g.floats(["B", count, length, last], kinds)
 
     query_heads = g.product(f"{heads} * {groups}") if groups > 1 else heads
-    query = made(query_heads, queries, size)
-    key, value = made(heads, "S", size), made(heads, "S", value_size)
+    query = project(query_heads, queries, size)
+    key, value = project(heads, "S", size), project(heads, "S", value_size)
     if groups > 1:
         form = g.choice([f"{{0}}.repeat_interleave({groups}, 1)", f"{{0}}.repeat_interleave({groups}, dim=1)",
                          f"{{0}}[:, :, None].expand(-1, -1, {groups}, -1, -1).flatten(1, 2)"])  # fmt: skip

@@ -149,9 +149,9 @@ def embedded(g: RealContext) -> None:
     if g.chance(0.3):
         g.line(f"{{0}} * {hidden} ** 0.5", result)
     elif g.chance(0.5):
-        place = g.layer(f"Embedding(2048, {hidden}{g.typed})")
+        table = g.layer(f"Embedding(2048, {hidden}{g.typed})")
         at = g.line("torch.arange({0}.shape[1])", value, exact="arith")
-        total = g.line(f"{{0}} + self.{place}({{1}})", result, at, uses=[place])
+        total = g.line(f"{{0}} + self.{table}({{1}})", result, at, uses=[table])
         layer = g.layer(f"LayerNorm({hidden}{g.typed})")
         g.line(f"self.{layer}({{0}})", total, uses=[layer])
 

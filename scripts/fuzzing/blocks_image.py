@@ -32,16 +32,16 @@ def convolution(g: RealContext) -> None:
 
 
 def _convolved(g: RealContext, value: Val, out: str = "") -> Val:
-    channels, given = g.named(value.shape[1]), value.shape[1]
+    channels, width = g.named(value.shape[1]), value.shape[1]
     kernel, stride, padding, dilation = g.choice(_KERNELS)
     options = f"{kernel}, {stride}, {padding}, dilation={dilation}, bias={g.chance(0.5)}{g.typed}"
     kind = g.choice(["usual", "usual", "depthwise", "grouped", "transposed"])
-    out = out or g.constant([c for c in CHANNELS if c <= max(64, 2 * given)])
+    out = out or g.constant([c for c in CHANNELS if c <= max(64, 2 * width)])
     if kind == "depthwise":
         name = g.layer(f"Conv2d({channels}, {channels} * {g.choice([1, 1, 2])}, {options}, groups={channels})")
     elif kind == "grouped":
         groups = g.choice([2, 4, 8, 32])
-        if given % groups:
+        if width % groups:
             raise Skip
         name = g.layer(f"Conv2d({channels}, {channels}, {options}, groups={groups})")
     elif kind == "transposed":

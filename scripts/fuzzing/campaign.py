@@ -181,8 +181,8 @@ class Campaign:
                 answer = again
         detail = _detail(answer)
         title = f"{task['name']} {kind}: {detail}\n{reduce.mode_text(program.mode)}"
-        made = ask({"program": program.to_dict(), "script": title})
-        text = (made.get("script") if isinstance(made, dict) else "") or program.source()
+        reply = ask({"program": program.to_dict(), "script": title})
+        text = (reply.get("script") if isinstance(reply, dict) else "") or program.source()
         failure = Failure(task["name"], kind, detail, program.to_dict(), reduce.signature(program, kind), text)
         self._keep(failure)
 

@@ -87,14 +87,14 @@ class Context:
 
     def input(self, shape: Sequence[Size], dtype: str, kind: str, low: Size = 0, high: Size = 4) -> Val:
         """An argument of `forward` with these properties, new or existing."""
-        wanted = (tuple(shape), dtype, kind, low, high)
+        requested = (tuple(shape), dtype, kind, low, high)
         for known in self.inputs:
-            if (known.shape, known.dtype, known.kind, known.low, known.high) == wanted and self.chance(0.4):
+            if (known.shape, known.dtype, known.kind, known.low, known.high) == requested and self.chance(0.4):
                 return next(value for value in self.values if value.name == known.name)
         if len(self.inputs) >= self.max_inputs:
             raise Skip
         layout = self.rng.choices(["plain", "transposed", "strided", "offset"], [12, 1, 1, 1])[0]
-        spec = Input(f"x{len(self.inputs)}", wanted[0], dtype, kind, low, high, layout, grad=self.chance(0.6))
+        spec = Input(f"x{len(self.inputs)}", requested[0], dtype, kind, low, high, layout, grad=self.chance(0.6))
         return self._add_input(spec)
 
     def twin_input(self) -> Val:
@@ -148,11 +148,11 @@ class Context:
         storages = {storage_of(value.tensor): value.tensor.untyped_storage() for value in at_risk}
         before = [(storage, storage.clone()) for storage in storages.values()]
         result = self._run(line_source(Line(op, draft.code, args)))
-        made = list(result) if draft.out > 1 or isinstance(result, (tuple, list)) else [result]
+        results = list(result) if draft.out > 1 or isinstance(result, (tuple, list)) else [result]
         try:
-            if draft.out and len(made) != draft.out:
+            if draft.out and len(results) != draft.out:
                 raise Skip
-            if draft.out and not all(isinstance(t, torch.Tensor) and self._sound(t) for t in made):
+            if draft.out and not all(isinstance(t, torch.Tensor) and self._sound(t) for t in results):
                 raise Skip
             if draft.writes and not all(self._sound(draft.args[i].tensor) for i in draft.writes):
                 raise Skip
@@ -161,7 +161,7 @@ class Context:
                 storage.copy_(old)
             raise
         exact_in = all(value.exact for value in draft.args if value.is_float)
-        touched = made if draft.out else [draft.args[i].tensor for i in draft.writes]
+        touched = results if draft.out else [draft.args[i].tensor for i in draft.writes]
         exact = draft.exact == "move" or (draft.exact == "arith" and exact_in and all(map(_on_grid, touched)))
         self.lines.append(Line(op, draft.code, args, tuple(names), exact, draft.writes, draft.uses))
         for value in draft.args:
@@ -169,7 +169,7 @@ class Context:
         if draft.writes and not (exact and exact_in):
             self.exact_storages.difference_update({storage_of(draft.args[i].tensor) for i in draft.writes})
         self._names += draft.out
-        for name, tensor in zip(names, made, strict=False):
+        for name, tensor in zip(names, results, strict=False):
             self._value(name, tensor, exact and exact_in)
 
     def _run(self, code: str) -> Any:

@@ -71,8 +71,8 @@ def cost_of(code: str, env: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
     return 10 * sum(map(torch.numel, tensors.values())) / _ELEMENTS_PER_SECOND if seconds is None else seconds
 
 
-def parameters_of(made: Any) -> int:
+def parameters_of(module: Any) -> int:
     """The number of elements of a module's parameters, or of a parameter."""
-    if isinstance(made, torch.nn.Module):
-        return sum(math.prod(parameter.shape) for parameter in made.parameters())
-    return made.numel() if isinstance(made, torch.Tensor) else 0
+    if isinstance(module, torch.nn.Module):
+        return sum(math.prod(parameter.shape) for parameter in module.parameters())
+    return module.numel() if isinstance(module, torch.Tensor) else 0

@@ -17,7 +17,7 @@ def describe(program: Program) -> dict[str, dict[str, Any]]:
     first, second = _values(program, "A"), {}
     if program.mode.sizes[0] != program.mode.sizes[1]:
         second = _values(program, "C")
-    found = {}
+    lines = {}
     for name, tensor in first.items():
         kind, low, high = "normal", 0, 1
         if tensor.dtype is torch.bool:
@@ -29,8 +29,8 @@ def describe(program: Program) -> dict[str, dict[str, Any]]:
             kind = "distinct" if len(tensor.unique()) == tensor.numel() else "grid"
         shape = _with_constants(_named(tensor, second.get(name), program) if second else list(tensor.shape), program)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        found[name] = {"shape": shape, "dtype": dtype, "kind": kind, "low": low, "high": high}
-    return found
+        lines[name] = {"shape": shape, "dtype": dtype, "kind": kind, "low": low, "high": high}
+    return lines
 
 
 def _with_constants(shape: list[int | str] | None, program: Program) -> list[int | str] | None:

@@ -113,10 +113,10 @@ def _write(rng: random.Random, mode: Mode, seed: int) -> Program | None:
     if rng.random() < 0.03:
         with contextlib.suppress(Skip):
             g.twin_input()
-    wanted = rng.randint(_LEAST, _MOST if rng.random() < 0.25 else 10)
+    budget = rng.randint(_LEAST, _MOST if rng.random() < 0.25 else 10)
     names, weights = _entries()
-    for _ in range(wanted * _ATTEMPTS):
-        if len(g.lines) >= wanted:
+    for _ in range(budget * _ATTEMPTS):
+        if len(g.lines) >= budget:
             break
         name = rng.choices(names, weights)[0]
         try:

@@ -67,8 +67,8 @@ def difference(
             return "dtype", f"{name} is {mine.dtype} instead of {theirs.dtype}"
         if mine.shape != theirs.shape:
             return "shape", f"{name} is {list(mine.shape)} instead of {list(theirs.shape)}"
-        if found := _values(mine, theirs, noise.get(name, 0.0), relative):
-            return _kind_of(name), f"{name}: {found}"
+        if problem := _values(mine, theirs, noise.get(name, 0.0), relative):
+            return _kind_of(name), f"{name}: {problem}"
     if set(ours.tensors) - set(eager.tensors):
         return "grad", f"{sorted(set(ours.tensors) - set(eager.tensors))} have gradients, in eager they do not"
     for name, stride in eager.strides.items():
@@ -79,15 +79,15 @@ def difference(
         mine_is, theirs_is = ours.aliases.get(pair, "nothing"), eager.aliases.get(pair, "nothing")
         if mine_is != theirs_is:
             return "alias", f"{pair[0]} and {pair[1]}: {mine_is} instead of {theirs_is}"
-    for name, wanted in eager.requires_grad.items():
-        if ours.requires_grad[name] != wanted:
-            return "grad", f"{name}.requires_grad is {ours.requires_grad[name]} instead of {wanted}"
+    for name, expected in eager.requires_grad.items():
+        if ours.requires_grad[name] != expected:
+            return "grad", f"{name}.requires_grad is {ours.requires_grad[name]} instead of {expected}"
     return "", ""
 
 
 def noise_of(clean: Observation, disturbed: Sequence[Observation], factor: float = NOISE_FACTOR) -> dict[str, float]:
     """How far disturbance moves each tensor, times a factor; infinite if a comparison is pointless."""
-    found: dict[str, float] = {}
+    noise: dict[str, float] = {}
     for name, tensor in clean.tensors.items():
         worst = 0.0
         for other in disturbed:
@@ -100,8 +100,8 @@ def noise_of(clean: Observation, disturbed: Sequence[Observation], factor: float
             elif not torch.equal(moved, tensor):
                 worst = float("inf")
         scale = _scale(tensor)
-        found[name] = float("inf") if worst > _ILL_CONDITIONED * scale else worst * factor
-    return found
+        noise[name] = float("inf") if worst > _ILL_CONDITIONED * scale else worst * factor
+    return noise
 
 
 def errors_of(clean: Observation, exact: Observation) -> dict[str, float]:
@@ -135,8 +135,8 @@ def _values(mine: torch.Tensor, theirs: torch.Tensor, noise: float, relative: fl
     wrong |= (apart > limit) & ~infinite
     if not bool(wrong.any()):
         return ""
-    made = f", {MADE_NAN}" if bool((mine.isnan() & ~theirs.isnan()).any()) else ""
-    counted = f"{int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g}{made}"
+    note = f", {MADE_NAN}" if bool((mine.isnan() & ~theirs.isnan()).any()) else ""
+    counted = f"{int(wrong.sum())} of {wrong.numel()} differ, limit {limit:.2g}{note}"
     return f"{_short(mine)} instead of {_short(theirs)} ({counted})"
 
 
@@ -153,8 +153,8 @@ def _insane(mine: torch.Tensor, theirs: torch.Tensor, relative: float) -> str:
     if not theirs.is_floating_point() or not bool(theirs.isfinite().all()):
         return ""
     if not bool(mine.isfinite().all()):
-        made = MADE_NAN if bool(mine.isnan().any()) else "infinity that eager does not have"
-        return f"{_short(mine)} instead of {_short(theirs)} ({made})"
+        kind_ = MADE_NAN if bool(mine.isnan().any()) else "infinity that eager does not have"
+        return f"{_short(mine)} instead of {_short(theirs)} ({kind_})"
     # What is 0 but for rounding, as the gradient of a bias in front of a softmax, is as large as rounding: of values
     # around 1 that are added up.
     limit = _SANE * max(1e-3, relative, _magnitude(theirs))

@@ -82,9 +82,9 @@ def observe(
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     kept = {name: value for name, value in vars(module).items() if name[0] == "a" and name[1:].isdigit()}
-    return found | kept
+    return tensors | kept
 
 
 def _backward(outputs: dict[str, torch.Tensor]) -> None:

@@ -23,8 +23,8 @@ def attention(g: Context) -> Draft:
         return Draft("F.scaled_dot_product_attention({0}, {1}, {0}, is_causal=True)", [query, value])
     length = size_name(g, query.shape[-2])
     dtype = "bool" if mask == "mask_bool" else str(query.dtype).removeprefix("torch.")
-    made = g.input([length, length], dtype, mask)
-    return Draft("F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask={2})", [query, value, made])
+    mask_ = g.input([length, length], dtype, mask)
+    return Draft("F.scaled_dot_product_attention({0}, {1}, {1}, attn_mask={2})", [query, value, mask_])
 
 
 @op(0.7)

@@ -204,8 +204,8 @@ def interpolate(g: Context) -> Draft:
     extra += ", antialias=True" if mode in {"bilinear", "bicubic"} and not extra and g.chance(0.15) else ""
     kind = "move" if mode.startswith("nearest") else "no"
     # In three dimensions torch.compile's decomposition of `nearest` keeps the input's layout; eager does not.
-    given = "{0}.contiguous()" if kind == "move" and value.dim == 3 else "{0}"
-    return Draft(f'F.interpolate({given}, {size}, mode="{mode}"{extra})', [value], kind)
+    argument = "{0}.contiguous()" if kind == "move" and value.dim == 3 else "{0}"
+    return Draft(f'F.interpolate({argument}, {size}, mode="{mode}"{extra})', [value], kind)
 
 
 @op(0.5)

@@ -143,8 +143,8 @@ class Program:
         out = ["class Model(torch.nn.Module):", "    def __init__(self):", "        super().__init__()"]
         for name, code in self.state.items():
             if name in used:
-                made = code if code.startswith("self.") else f"self.{name} = {code}"
-                out.append(f"        {made}")
+                statement = code if code.startswith("self.") else f"self.{name} = {code}"
+                out.append(f"        {statement}")
         out += ["", f"    def forward(self{''.join(f', {i.name}' for i in self.inputs)}):"]
         out += [f"        {line_source(line, noisy, rounds_all)}" for line in self.lines]
         text = "\n".join([*out, f"        return {self.returned}", ""])
@@ -172,11 +172,11 @@ class Program:
     def open_axes(self) -> dict[int, tuple[int, ...]]:
         """Maps positions of inputs to their axes with named sizes."""
         named = self.mode.sizes[0]
-        found = {
+        values = {
             position: tuple(axis for axis, size in enumerate(spec.shape) if size in named)
             for position, spec in enumerate(self.inputs)
         }
-        return {position: axes for position, axes in found.items() if axes}
+        return {position: axes for position, axes in values.items() if axes}
 
     @property
     def results(self) -> frozenset[str]:

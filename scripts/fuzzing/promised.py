@@ -32,11 +32,11 @@ _ANY = object()
 def promised_strides(module: torch.nn.Module, program: Program, letter: str) -> dict[str, tuple[int, ...]]:
     """Strides of each output of one call, by name; empty if torch can't infer them without values."""
     with_grad = program.mode.grad == "grad"
-    given = arguments(program, letter, with_grad)
+    args = arguments(program, letter, with_grad)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.set_grad_enabled(with_grad):
             known: dict[int, torch.Tensor] = {}
-            fakes = [known.setdefault(id(tensor), mode.from_tensor(tensor)) for tensor in given]
+            fakes = [known.setdefault(id(tensor), mode.from_tensor(tensor)) for tensor in args]
             leaves = pytree.tree_leaves(module(*fakes))
     except Exception:
         # The program may need values, which fake tensors do not have.

@@ -154,14 +154,14 @@ class RealContext(Context):
         name = f"{prefix}{len(self.state)}"
         try:
             with torch.device("meta"):
-                made = eval(code.replace("NAME", name), {**self.env, "self": self.blank})
+                layer = eval(code.replace("NAME", name), {**self.env, "self": self.blank})
         except Exception as error:
             raise Skip from error
-        self.parameters -= parameters_of(made)
+        self.parameters -= parameters_of(layer)
         if self.parameters < 0:
             raise Skip
         if not code.startswith("self."):
-            setattr(self.blank, name, made)
+            setattr(self.blank, name, layer)
         self.blank.train(self.mode.train)
         return super().attribute(prefix, code)
 

@@ -152,9 +152,9 @@ def _cut(program: Program, gone: Sequence[Line], known: Mapping[str, Known]) -> 
 def _bypassed(program: Program, gone: Line, known: Mapping[str, Known]) -> Program | None:
     if len(gone.out) != 1 or gone.out[0] not in known:
         return None
-    wanted = known[gone.out[0]]
+    output = known[gone.out[0]]
     for arg in gone.args:
-        if arg in known and (known[arg].shape, known[arg].dtype) == (wanted.shape, wanted.dtype):
+        if arg in known and (known[arg].shape, known[arg].dtype) == (output.shape, output.dtype):
             return _renamed(program, gone, arg)
     return None
 

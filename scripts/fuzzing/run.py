@@ -232,8 +232,8 @@ def compiled(program: Program, module: torch.nn.Module) -> Callable[..., Any]:
     spec = CompileSpec(
         dynamic=mode.dynamic, backend=mode.backend, options=mode.compile_options, open_axes=_open_axes(program)
     )
-    made = compile_with(module, spec)
-    return made.freeze() if mode.frozen else made
+    model = compile_with(module, spec)
+    return model.freeze() if mode.frozen else model
 
 
 def _open_axes(program: Program) -> OpenAxes | None:

@@ -83,11 +83,11 @@ for name, value in eager.named_buffers():
 
 def _inputs(program: Program, step: str) -> str:
     """A function that makes the inputs of a call anew, since a call may write to them."""
-    made = arguments(program, step, program.mode.grad == "grad")
+    args = arguments(program, step, program.mode.grad == "grad")
     names = [spec.name for spec in program.inputs]
     lines = []
-    for spec, tensor in zip(program.inputs, made, strict=True):
-        first = next(name for name, other in zip(names, made, strict=True) if other is tensor)
+    for spec, tensor in zip(program.inputs, args, strict=True):
+        first = next(name for name, other in zip(names, args, strict=True) if other is tensor)
         lines.append(f"    {spec.name} = {first if first != spec.name else _literal(spec, tensor)}")
     if any("=generator" in line for line in lines):
         lines.insert(0, "    generator = torch.Generator().manual_seed(0)")

@@ -31,7 +31,7 @@ def shrink(program: Program, first: dict[str, Any] | Lost, ask: Ask, extra: dict
         seconds: Time limit, after which the smallest program so far is returned.
     """
     ends = time.monotonic() + seconds
-    wanted = _likeness(first)
+    likeness = _likeness(first)
     best, answer = program, first
     tried: set[str] = set()
 
@@ -43,7 +43,7 @@ def shrink(program: Program, first: dict[str, Any] | Lost, ask: Ask, extra: dict
             return False
         tried.add(text)
         said = ask({"program": candidate.to_dict(), **extra})
-        if _likeness(said) != wanted:
+        if _likeness(said) != likeness:
             return False
         best, answer = candidate, said
         return True

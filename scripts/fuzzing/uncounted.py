@@ -66,13 +66,13 @@ class Books:
         grew = self._fallbacks() > fallbacks
         if not grew and calls == self._graph_calls() and not self._compiled.frozen:
             self.problem = "no graph ran and no fallback was counted"
-        told = self._told()
-        untold = ran - told
+        counted = self._told()
+        untold = ran - counted
         repeated = sizes in self._known and self._builds() == builds
-        if any(map(_is_product, told)):
+        if any(map(_is_product, counted)):
             untold = {op for op in untold if not _is_product(op)}
         # A reported composite operator runs as the operators it is made of.
-        made_of_others = any(map(_is_composite, told)) or "aten.mkldnn_rnn_layer.default" in told
+        made_of_others = any(map(_is_composite, counted)) or "aten.mkldnn_rnn_layer.default" in counted
         if repeated and untold and not grew and not made_of_others:
             self.problem = f"PyTorch ran {', '.join(sorted(untold))}; the report says nothing of it"
         self._known.add(sizes)
@@ -99,10 +99,10 @@ class Books:
         """Names of the reported operators, with all of a partition that runs in eager."""
         assert self._compiled is not None
         tracker = self._compiled.report.tracker
-        told = {fallback.op for fallback in tracker.fallbacks} | set(tracker.outside)
+        counted = {fallback.op for fallback in tracker.fallbacks} | set(tracker.outside)
         for graph in tracker.graphs:
-            told |= set(graph.left_out)
+            counted |= set(graph.left_out)
             for part in graph.partitions:
                 if part.runs_on != "openvino":
-                    told |= set(part.op_counts)
-        return told
+                    counted |= set(part.op_counts)
+        return counted

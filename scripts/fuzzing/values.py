@@ -19,15 +19,15 @@ def arguments(program: Program, step: str, grad: bool) -> list[torch.Tensor]:
         grad: Whether float inputs may require gradients.
     """
     sizes = program.sizes_of(step)
-    made: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for position, spec in enumerate(program.inputs):
-        if spec.same_as in made:
-            made[spec.name] = made[spec.same_as]
+        if spec.same_as in tensors:
+            tensors[spec.name] = tensors[spec.same_as]
             continue
         generator = torch.Generator().manual_seed((program.seed * 31 + position) * 7 + ord(step))
         tensor = _laid_out(_values(spec, sizes, generator, step), spec.layout)
-        made[spec.name] = tensor.requires_grad_() if grad and spec.grad and tensor.is_floating_point() else tensor
-    return list(made.values())
+        tensors[spec.name] = tensor.requires_grad_() if grad and spec.grad and tensor.is_floating_point() else tensor
+    return list(tensors.values())
 
 
 def number(size: Size, sizes: Mapping[str, int]) -> int:
@@ -52,12 +52,12 @@ def _values(spec: Input, sizes: Mapping[str, int], generator: torch.Generator, s
         return torch.rand(shape, generator=generator) < 0.5
     if kind == "index":
         low, high = number(spec.low, sizes), number(spec.high, sizes)
-        made = torch.randint(low, max(high, low + 1), shape, generator=generator, dtype=dtype)
-        return made + (high - low) if step == "X" else made
+        tensor = torch.randint(low, max(high, low + 1), shape, generator=generator, dtype=dtype)
+        return tensor + (high - low) if step == "X" else tensor
     if kind == "large":
         # Only call B has values that do not fit 32 bits.
-        made = torch.randint(-1000, 1000, shape, generator=generator, dtype=dtype)
-        return made * (3_000_017 if step == "B" else 1)
+        tensor = torch.randint(-1000, 1000, shape, generator=generator, dtype=dtype)
+        return tensor * (3_000_017 if step == "B" else 1)
     if is_real_kind(kind):
         return real_values(kind, shape, dtype, generator, number(spec.low, sizes))
     if kind in {"mask_bool", "mask_inf", "mask_min"}:

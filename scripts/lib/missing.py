@@ -39,15 +39,15 @@ def needs_of_package(extras: list[str]) -> list[str]:
         return [PACKAGE]
     if not STAMP.exists() or STAMP.read_text() != setup_hash():
         return [PACKAGE]
-    wanted = []
+    packages = []
     for text in declared:
         requirement = Requirement(text)
         applies = requirement.marker is None or any(
             requirement.marker.evaluate({"extra": extra}) for extra in ["", *extras]
         )
         if applies and not is_met(requirement):
-            wanted.append(text)
-    return wanted
+            packages.append(text)
+    return packages
 
 
 def setup_hash() -> str:

@@ -58,9 +58,9 @@ def difference(ours: Any, expected: Any, floats_only: bool = False) -> Differenc
         return Difference(float("inf"), f"other outputs: {', '.join(names[:4])}")
     worst = Difference()
     for name, b in theirs.items():
-        found = _of_tensors(name, mine[name], b, floats_only)
-        if found.largest > worst.largest:
-            worst = found
+        result = _of_tensors(name, mine[name], b, floats_only)
+        if result.largest > worst.largest:
+            worst = result
     return worst
 
 
@@ -81,6 +81,8 @@ def _of_tensors(name: str, a: torch.Tensor, b: torch.Tensor, floats_only: bool) 
         return Difference(float("inf"), f"{name}: {int((~a.isfinite() & finite).sum())} of {a.numel()} are NaN or Inf")
     scale = float(b[finite].abs().max()) if bool(finite.any()) else 1.0
     apart = torch.where(finite, (a - b).abs(), 0.0)
-    place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+    position = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     largest = float(apart.max()) / max(scale, 1e-6)
-    return Difference(largest, f"{name}: at {list(place)} {a[place].item():.5g} instead of {b[place].item():.5g}")
+    return Difference(
+        largest, f"{name}: at {list(position)} {a[position].item():.5g} instead of {b[position].item():.5g}"
+    )

@@ -129,8 +129,8 @@ def versions() -> dict[str, str]:
     """The versions that results hold for."""
     import transformers
 
-    made = {"torch": torch.__version__, "openvino": openvino.get_version().split("-")[0]}
-    return {**made, "transformers": transformers.__version__}
+    current = {"torch": torch.__version__, "openvino": openvino.get_version().split("-")[0]}
+    return {**current, "transformers": transformers.__version__}
 
 
 class Log:
@@ -160,13 +160,14 @@ class Log:
 
 def markdown(results: Results) -> str:
     """The table of docs/conformance.md."""
-    made, counts = versions(), results.counts()
+    current, counts = versions(), results.counts()
     built = [row for row in results.sorted_rows() if row.verdict != "not built"]
     entire = sum(row.coverage == 1.0 and row.verdict == RIGHT for row in built)
     lines = [
         BEGIN,
-        f"Made by `python scripts/architectures.py --write` with torch {made['torch']}, OpenVINO {made['openvino']} "
-        f"and transformers {made['transformers']}: {sum(len(row.outcomes) for row in built)} cases of {len(built)} "
+        f"Made by `python scripts/architectures.py --write` with torch {current['torch']}, "
+        f"OpenVINO {current['openvino']} and transformers {current['transformers']}: "
+        f"{sum(len(row.outcomes) for row in built)} cases of {len(built)} "
         f"architectures, of which {counts[RIGHT]} are right in every case and {entire} run completely on OpenVINO. "
         "Coverage is the lowest of an architecture's cases, partitions the most of them per graph. `upstream`: "
         "torch.compile without OpenVINO differs in the same way.",

@@ -76,19 +76,19 @@ def _compare(subject: Subject, case: Case, properties: Mapping[str, Any]) -> Out
             outcome.verdict = "upstream"
         return outcome
     outcome.add_report(compiled.report)
-    found = difference(answers, expected, case.precision == "bf16")
-    outcome.difference = found.largest
-    if found.largest > _limit(subject, case, expected, found):
-        outcome.verdict, outcome.detail = "WRONG", found.detail
-        if case.precision == "f32" and _same_without_openvino(subject, case, expected, found):
+    result = difference(answers, expected, case.precision == "bf16")
+    outcome.difference = result.largest
+    if result.largest > _limit(subject, case, expected, result):
+        outcome.verdict, outcome.detail = "WRONG", result.detail
+        if case.precision == "f32" and _same_without_openvino(subject, case, expected, result):
             outcome.verdict = "upstream"
     return outcome
 
 
-def _limit(subject: Subject, case: Case, expected: Any, found: Difference) -> float:
+def _limit(subject: Subject, case: Case, expected: Any, result: Difference) -> float:
     """The difference that is allowed; more is computed only where the simple bound does not do."""
     limit = _TOLERANCE[case.precision]
-    if found.largest <= limit or found.largest == float("inf"):
+    if result.largest <= limit or result.largest == float("inf"):
         return limit
     for seed in range(_NOISE_RUNS):
         disturbed = _calls(subject, _disturbed(subject.model, _NOISE[case.precision], seed), case)
@@ -123,8 +123,8 @@ def _disturbed(model: torch.nn.Module, noise: float, seed: int) -> torch.nn.Modu
     return disturbed
 
 
-def _finite(found: Difference) -> float:
-    return found.largest if found.largest < float("inf") else 0.0
+def _finite(result: Difference) -> float:
+    return result.largest if result.largest < float("inf") else 0.0
 
 
 def _calls(subject: Subject, call: Call, case: Case, dirty: bool = False) -> list[Any]:
@@ -141,20 +141,20 @@ def _calls(subject: Subject, call: Call, case: Case, dirty: bool = False) -> lis
 
 
 def _call(subject: Subject, call: Call, case: Case, number: int) -> Iterator[Any]:
-    given = subject.draw(number, bool(number) and case.dynamic)
+    inputs = subject.draw(number, bool(number) and case.dynamic)
     if not subject.cache_name:
-        yield _copied(call(**given))
+        yield _copied(call(**inputs))
         return
-    first = call(**given, use_cache=case.cache)
+    first = call(**inputs, use_cache=case.cache)
     yield _copied(first)
     cache = getattr(first, subject.cache_name, None)
     if not case.cache or cache is None:
         return
-    following = dict(given)
-    name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
-    following[name] = given[name][:, -1:].flip(0)
-    if name == "input_ids" and "attention_mask" in given:
-        mask = given["attention_mask"]
+    following = dict(inputs)
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    following[name] = inputs[name][:, -1:].flip(0)
+    if name == "input_ids" and "attention_mask" in inputs:
+        mask = inputs["attention_mask"]
         following["attention_mask"] = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
     if getattr(first, "encoder_last_hidden_state", None) is not None and "encoder_outputs" in subject.names:
         from transformers.modeling_outputs import BaseModelOutput
@@ -191,12 +191,12 @@ def _fails_without_openvino(subject: Subject, case: Case) -> bool:
     return False
 
 
-def _same_without_openvino(subject: Subject, case: Case, expected: Any, found: Difference) -> bool:
+def _same_without_openvino(subject: Subject, case: Case, expected: Any, result: Difference) -> bool:
     try:
         theirs = difference(_without_openvino(subject, case), expected)
     except Exception:
         return False
-    return theirs.largest >= found.largest / 2
+    return theirs.largest >= result.largest / 2
 
 
 def _line(error: Exception) -> str:

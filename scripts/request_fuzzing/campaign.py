@@ -183,13 +183,13 @@ class _Run:
         before = self._server.rss()
         with _peak(self._server) as peak:
             futures = [self._clients.submit(self._send, body) for body in hostile]
-            neighbors = [self._clients.submit(self._send, self._valid[place]) for place in places]
+            neighbors = [self._clients.submit(self._send, self._valid[index]) for index in places]
             answers, valid = [future.result() for future in futures], [neighbor.result() for neighbor in neighbors]
         all_of_them = [*map(str, answers), *map(str, valid)]
         for position, answer in enumerate(answers):
             self._judge(number + position, answer)
-        for place, answer in zip(places, valid, strict=True):
-            if fault := self._differs(answer, self._expected[place]):
+        for index, answer in zip(places, valid, strict=True):
+            if fault := self._differs(answer, self._expected[index]):
                 self._fail(number, "neighbor", fault, all_of_them)
         taken = (peak[0] - before) / _MB
         self._campaign.largest = max(self._campaign.largest, taken)
@@ -298,20 +298,20 @@ def _refuse(token: str) -> None:
 @contextmanager
 def _peak(server: Server) -> Iterator[list[int]]:
     """Yields a list with the largest memory of the worker while the block runs."""
-    found, stop = [server.rss()], threading.Event()
+    peak, stop = [server.rss()], threading.Event()
 
     def look() -> None:
         worker = server.worker()
         while not stop.wait(0.02):
             try:
-                found[0] = max(found[0], sum(process.memory_info().rss for process in (worker, *worker.children())))
+                peak[0] = max(peak[0], sum(process.memory_info().rss for process in (worker, *worker.children())))
             except psutil.Error:
                 return
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield found
+        yield peak
     finally:
         stop.set()
         thread.join()

@@ -67,8 +67,8 @@ class Subject:
                 label += f", {more}"
             return Payload.of_json(label, value, path)
         if kind == "broken":
-            made = payloads.broken_json(form, rng)
-            return Payload(made.label, made.body, made.content_type, path)
+            broken = payloads.broken_json(form, rng)
+            return Payload(broken.label, broken.body, broken.content_type, path)
         if kind == "own":
             return rng.choice(self.own)(rng)
         body = rng.choice(self.valid).body

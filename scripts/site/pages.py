@@ -30,8 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turns a page's links into those of the site."""
-    place = page.file.src_uri
-    return _relinked(markdown, _SOURCES.get(place, f"docs/{place}"))
+    uri = page.file.src_uri
+    return _relinked(markdown, _SOURCES.get(uri, f"docs/{uri}"))
 
 
 def _relinked(text: str, source: str) -> str:
@@ -42,8 +42,8 @@ def _relinked(text: str, source: str) -> str:
         title, path, anchor = match[1], match[2], match[3] or ""
         if not path or re.match(r"[a-z]+:", path):
             return match[0]
-        place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        target = _in_site(place)
+        resolved = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        target = _in_site(resolved)
         if not target:
             return title
         return f"[{title}]({posixpath.relpath(target, posixpath.dirname(here) or '.')}{anchor})"
@@ -51,9 +51,9 @@ def _relinked(text: str, source: str) -> str:
     return _LINK.sub(link, text)
 
 
-def _in_site(place: str) -> str:
+def _in_site(path: str) -> str:
     """Returns a file's place in the site; empty if it is not there."""
-    if place in _TOP:
-        return _TOP[place]
-    inside = place.removeprefix("docs/")
-    return inside if inside != place and (ROOT / place).is_file() else ""
+    if path in _TOP:
+        return _TOP[path]
+    inside = path.removeprefix("docs/")
+    return inside if inside != path and (ROOT / path).is_file() else ""

@@ -47,7 +47,7 @@ def test_prometheus_is_asked_what_the_panels_ask() -> None:
             panels = {panel["title"]: panel for panel in SHOWN["panels"]}
             start = time.time() - 10
             asked = [
-                dashboard_picture.asked(url, panels[title], "net", start, start + 10)
+                dashboard_picture.query_range(url, panels[title], "net", start, start + 10)
                 for title in ("Coverage", "Waiting requests", "Requests")
             ]
         server.shutdown()

@@ -212,21 +212,21 @@ class _WatchMode(EagerObserver):
             stack.append(frame)
             frame = frame.f_back
         stack.reverse()
-        place, entry, module = stack[0], None, None
+        site, entry, module = stack[0], None, None
         for outer in stack:
             module = _module_of(outer)
             if module is not None:
                 entry = outer
                 break
-            if outer.f_code.co_filename in self._files or place.f_code.co_filename.startswith(_PACKAGE):
-                place = outer
+            if outer.f_code.co_filename in self._files or site.f_code.co_filename.startswith(_PACKAGE):
+                site = outer
         name = entry.f_code.co_name if entry is not None else ""
-        where = f"{place.f_code.co_filename}:{place.f_lineno}"
+        where = f"{site.f_code.co_filename}:{site.f_lineno}"
         inner = stack[stack.index(entry) + 1 :] if entry is not None else []
         modules = (_module_of(frame) for frame in inner if frame.f_code.co_name in _CALLS)
         called = next((module for module in modules if module is not None), None)
         self._open = Eager(module, "" if name in _CALLS else name, str(func), where, called=called)
-        self._frame, self._place = (entry, -1) if entry is not None else (place, place.f_lasti)
+        self._frame, self._place = (entry, -1) if entry is not None else (site, site.f_lasti)
         self._start = time.perf_counter()
 
 

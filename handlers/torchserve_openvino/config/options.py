@@ -238,9 +238,9 @@ class _Resolver:
     def _problems_of(self, name: str) -> tuple[Problems, tuple[str, ...]]:
         """Returns where to report a problem of an option: at its key, or at the environment variable that set it."""
         if self.sources[name].startswith("env "):
-            found = Problems(lambda _: "environment")
-            found._found = self.problems._found
-            return found, (ENV_DEFAULTS[name],)
+            problems = Problems(lambda _: "environment")
+            problems._found = self.problems._found
+            return problems, (ENV_DEFAULTS[name],)
         return self.problems, (name,)
 
     def _device(self) -> DeviceSpec:

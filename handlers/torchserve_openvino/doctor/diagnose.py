@@ -104,9 +104,9 @@ def _op_rows(graphs: Iterable[GraphRun], root: Path | None) -> list[OpRow]:
 
 
 def _add_place(places: list[str], node: Node, root: Path | None) -> None:
-    place = short(where_of(node), root)
-    if place and place not in places:
-        places.append(place)
+    source = short(where_of(node), root)
+    if source and source not in places:
+        places.append(source)
 
 
 # --- what does not run on OpenVINO ----------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class GraphRun:
     def add_times(self, args: Sequence[Any]) -> None:
         """Runs both graphs node by node on the arguments of one call and adds up the times."""
         kept_names = frozenset(node.name for node in self.left_out)
-        eager = time_nodes(self.graph.lowered, args, wanted=kept_names)
+        eager = time_nodes(self.graph.lowered, args, names=kept_names)
         outer = time_nodes(self.graph.partitioned.outer, args, self.graph.calls)
         self.arguments = {**eager.arguments, **self.arguments}
         for total, times in ((self.node_ms, eager), (self.outer_ms, outer)):

@@ -19,10 +19,10 @@ BUDGET_SECONDS = 3.0
 class _Timed(Interpreter):
     """Runs a graph and records the seconds of each node in each run."""
 
-    def __init__(self, graph: GraphModule, calls: Mapping[str, Any], wanted: frozenset[str]) -> None:
+    def __init__(self, graph: GraphModule, calls: Mapping[str, Any], names: frozenset[str]) -> None:
         super().__init__(graph)
         self._calls = calls
-        self._wanted = wanted
+        self._wanted = names
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.arguments: dict[str, Call] = {}
 
@@ -55,7 +55,7 @@ def time_nodes(
     graph: GraphModule,
     args: Sequence[Any],
     calls: Mapping[str, Any] | None = None,
-    wanted: frozenset[str] = frozenset(),
+    names: frozenset[str] = frozenset(),
 ) -> NodeTimes:
     """Runs a functional graph several times and takes the median time of each node.
 
@@ -65,7 +65,7 @@ def time_nodes(
         calls: What its ``call_module`` nodes run, by their target.
         wanted: Names of nodes whose arguments are kept.
     """
-    timed = _Timed(graph, calls or {}, wanted)
+    timed = _Timed(graph, calls or {}, names)
     start = time.perf_counter()
     with torch.inference_mode():
         # The first run does not count: it includes one-time allocations and choices.

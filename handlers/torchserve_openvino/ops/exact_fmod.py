@@ -73,23 +73,23 @@ def _reduce(a: ov.Node, b: ov.Node) -> ov.Node:
 
     shape = list(a.get_output_shape(0))
     rest, whole, upper, lower = (ops.parameter(shape, Type.f32) for _ in range(4))
-    place = ops.parameter([], Type.i64)
+    step = ops.parameter([], Type.i64)
     zero = ops.constant(np.int64(0))
-    scale = [ops.gather(ops.constant(table), place, zero) for table in (_LOW, _HIGH)]
+    scale = [ops.gather(ops.constant(table), step, zero) for table in (_LOW, _HIGH)]
     top, above, below = (ops.multiply(ops.multiply(value, scale[0]), scale[1]) for value in (whole, upper, lower))
     digit = ops.floor(ops.add(ops.divide(rest, top), _f(0.5)))
     left = ops.subtract(ops.subtract(rest, ops.multiply(digit, above)), ops.multiply(digit, below))
     smaller = ops.select(ops.less(ops.abs(rest), top), rest, left)
-    following = ops.subtract(place, ops.constant(np.int64(1)))
+    following = ops.subtract(step, ops.constant(np.int64(1)))
     go_on = ops.constant(np.array(True))
-    body = ov.Model([go_on, smaller, following], [rest, place, whole, upper, lower])
+    body = ov.Model([go_on, smaller, following], [rest, step, whole, upper, lower])
 
     count = _iterations(a, b)
     loop = ops.loop(count, ops.constant(np.array(True)))
     loop.set_function(body)
     loop.set_special_body_ports([-1, 0])
     loop.set_merged_input(rest, a.output(0), smaller.output(0))
-    loop.set_merged_input(place, ops.subtract(count, ops.constant(np.int64(1))).output(0), following.output(0))
+    loop.set_merged_input(step, ops.subtract(count, ops.constant(np.int64(1))).output(0), following.output(0))
     for parameter, value in ((whole, b), (upper, high), (lower, low)):
         loop.set_invariant_input(parameter, value.output(0))
     least = loop.get_iter_value(smaller.output(0), -1)

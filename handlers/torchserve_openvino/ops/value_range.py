@@ -65,12 +65,12 @@ class ValueRanges:
         return rule.range(self, node) if rule.range is not None else None
 
     def _of_item(self, node: Node) -> Range | None:
-        source, place = node.args[0], node.args[1]
+        source, index = node.args[0], node.args[1]
         if not isinstance(source, Node):
             return None
         rule = rule_of(op_name(source.target))
-        if rule.item_ranges and isinstance(place, int):
-            return rule.item_ranges[place](self, source)
+        if rule.item_ranges and isinstance(index, int):
+            return rule.item_ranges[index](self, source)
         return self._found.get(source) if rule.movement is Movement.REARRANGES else None
 
     def _of_moved(self, node: Node, dtype: torch.dtype | None) -> Range | None:

@@ -301,7 +301,7 @@ class CacheRecord:
             "stored": self.stored,
             "verified": {"against": "eager", "signatures": self.verified, "rejected": self.rejected},
             "refused": dict(self.refused),
-            "nearest": {name: {"stored": stored, "wanted": wanted} for name, (stored, wanted) in nearest.items()},
+            "nearest": {name: {"stored": stored, "wanted": expected} for name, (stored, expected) in nearest.items()},
             "store": self.events(),
         }
 

@@ -146,10 +146,10 @@ class Tracker:
         Returns:
             Whether this cause is new, so that the caller logs it once.
         """
-        place = f"{op} at {where}"
+        source = f"{op} at {where}"
         with self._lock:
-            if not caused_by_request and ops > self.uncompiled.get(place, 0):
-                self.uncompiled[place] = ops
+            if not caused_by_request and ops > self.uncompiled.get(source, 0):
+                self.uncompiled[source] = ops
                 self.revision += 1
         return self.add_fallback(
             "outside_compiled", op, reason=reason, where=where, seconds=seconds, caused_by_request=caused_by_request

@@ -107,11 +107,13 @@ class Preparation:
 
     def unasked(self) -> Prepared:
         """Prepares a model of which no inputs are known: it compiles at the first request that calls it."""
-        resolved, wanted = self._with_threads(), self._section.precision
-        if resolved is None or not precision.is_open(resolved) or wanted == "f32":
+        resolved, requested = self._with_threads(), self._section.precision
+        if resolved is None or not precision.is_open(resolved) or requested == "f32":
             return self._compilation.make(resolved)
-        if wanted != "auto":
-            return self._compilation.make(precision.with_precision(resolved, wanted, f"{precision.KEY}: {wanted}"))
+        if requested != "auto":
+            return self._compilation.make(
+                precision.with_precision(resolved, requested, f"{precision.KEY}: {requested}")
+            )
         prepared = self._compilation.make(resolved)
         prepared.report.tracker.add_note(
             f"{precision.KEY}: auto is f32 for {self._part or 'self.model'}: no call of it is known before READY, so "
@@ -121,12 +123,14 @@ class Preparation:
 
     def _in_precision(self, resolved: ResolvedOptions | None) -> Prepared:
         """Compiles and verifies the model in the configured precision."""
-        wanted = self._section.precision
+        requested = self._section.precision
         if resolved is None or not precision.is_open(resolved):
             return self._admitted(resolved)
-        if wanted != "auto":
-            source = "default" if wanted == "f32" else f"{precision.KEY}: {wanted}"
-            return self._admitted(precision.with_precision(resolved, wanted, source) if wanted != "f32" else resolved)
+        if requested != "auto":
+            source = "default" if requested == "f32" else f"{precision.KEY}: {requested}"
+            return self._admitted(
+                precision.with_precision(resolved, requested, source) if requested != "f32" else resolved
+            )
         tried = precision.candidates(resolved)
         if self._int8 is not None:
             tried.insert(1, precision.INT8)
@@ -142,8 +146,8 @@ class Preparation:
         decisions = precision.stored_choice(store, folder, self._identity, resolved, names, beside, bounds)
         with decisions.lock():
             if (stored := decisions.load()) is not None:
-                choice, made = stored
-                facts = {**choice.model_dump(), "decided": made}
+                choice, decided = stored
+                facts = {**choice.model_dump(), "decided": decided}
             else:
                 eager_seconds = partial(run_case, self._eager, self._eager)
                 facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds)
@@ -260,9 +264,9 @@ class Preparation:
         resolved, added = self._context.config.backend, self._context.threads.ov_config()
         if resolved is None or not added:
             return resolved
-        given = self._context.threads.sources
-        reasons = {"NUM_STREAMS": given["streams"], "ENABLE_CPU_PINNING": "several workers share the cores"}
-        sources = {f"config.{name}": reasons.get(name, given["openvino_threads"]) for name in added}
+        origins = self._context.threads.sources
+        reasons = {"NUM_STREAMS": origins["streams"], "ENABLE_CPU_PINNING": "several workers share the cores"}
+        sources = {f"config.{name}": reasons.get(name, origins["openvino_threads"]) for name in added}
         config = {**resolved.options.config, **added}
         return replace(
             resolved,

@@ -240,13 +240,13 @@ class Bench:
         if best.failures:
             return RejectedError(f"requests failed at each rate: {dict(best.failures)} {best.examples[:1]}")
         p99, limits = best.percentile(0.99), self.settings.limit
-        told = f"no rate at which the limits hold: at {best.rate:.1f} requests/s the p99 was {p99:.0f} ms"
+        reason = f"no rate at which the limits hold: at {best.rate:.1f} requests/s the p99 was {p99:.0f} ms"
         excess = p99 / limits.milliseconds
         if best.first_bytes and math.isfinite(limits.first_bytes):
             first = float(np.quantile(best.first_bytes, limits.quantile))
-            told += f", of the first bytes {first:.0f} ms"
+            reason += f", of the first bytes {first:.0f} ms"
             excess = max(excess, first / limits.first_bytes)
-        return RejectedError(told + ("; its queue grew" if best.growing else ""), excess)
+        return RejectedError(reason + ("; its queue grew" if best.growing else ""), excess)
 
     @staticmethod
     def _take(trial: Trial, rate: float, window: MeasuredWindow) -> None:

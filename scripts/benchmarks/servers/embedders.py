@@ -98,12 +98,12 @@ def served(
         root = contenders.start(server, name, workers)
         url = f"{server.inference_url}/predictions/{name}"
         cosine = furthest(url, texts, expected)
-        found = []
+        vectors = []
         order = Order(url, requests, "closed", 1, seconds, min(1.0, seconds / 5), content_type="application/json")
         load.warm_up(order, 2 * seconds / 3, clients, root)
         for level in clients:
             figures = load.measure(Order(**{**vars(order), "level": level}), root)
-            found.append({"clients": level, "cosine": cosine, **figures})
-        return found
+            vectors.append({"clients": level, "cosine": cosine, **figures})
+        return vectors
     finally:
         server.stop()

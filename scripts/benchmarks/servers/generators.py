@@ -43,8 +43,8 @@ def model_of(kind: str, *, features: int = 64, layers: int = 2, length: int = 20
         sizes = {"n_embd": features, "n_layer": layers, "n_head": 4, "n_positions": length}
         config: Any = transformers.GPT2Config(**sizes, **common)
     else:
-        made = transformers.LlamaConfig if kind == "llama" else transformers.Qwen2Config
-        config = made(
+        config_class = transformers.LlamaConfig if kind == "llama" else transformers.Qwen2Config
+        config = config_class(
             hidden_size=features, intermediate_size=2 * features, num_hidden_layers=layers, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=length, **common,
         )  # fmt: skip
@@ -68,8 +68,8 @@ def save(model: Any, folder: Path) -> None:
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()
     model.save_pretrained(folder)
-    made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    made.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(folder)
 
 
 def text_of(tokens: Tokens) -> str:
@@ -98,11 +98,11 @@ def greedy(model: Any, prompt: Tokens, count: int) -> Tokens:
     """What transformers' own generate adds to a prompt."""
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        found = model.generate(
+        tokens = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False,
             pad_token_id=0, eos_token_id=None,
         )  # fmt: skip
-    return tuple(found[0, len(prompt) :].tolist())
+    return tuple(tokens[0, len(prompt) :].tolist())
 
 
 class Served:

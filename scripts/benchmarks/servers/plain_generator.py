@@ -32,5 +32,5 @@ class PlainGenerator(BaseHandler):
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.eos_token_id, config.stop_token_ids = data[0]["body"]["max_tokens"], 2, {2}
         ids = self.tokenizer(data[0]["body"]["prompt"])["input_ids"]
-        (found,) = self.pipe.generate([openvino.Tensor(np.array([ids], dtype=np.int64))], [config])
-        return [{"tokens": list(found.m_generation_ids[0])}]
+        (result,) = self.pipe.generate([openvino.Tensor(np.array([ids], dtype=np.int64))], [config])
+        return [{"tokens": list(result.m_generation_ids[0])}]

@@ -28,7 +28,7 @@ def memory() -> dict[str, float]:
 
 def owners() -> dict[str, float]:
     """Returns resident MB by what a mapping holds."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     kind = ""
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
         head, *rest = line.split(maxsplit=5)
@@ -39,8 +39,8 @@ def owners() -> dict[str, float]:
             else:
                 kind = "libraries" if ".so" in Path(path).name or "/bin/" in path else "mapped files"
         elif head == "Rss:":
-            found[kind] += int(rest[0]) * 1024 / 1e6
-    return dict(found)
+            counts[kind] += int(rest[0]) * 1024 / 1e6
+    return dict(counts)
 
 
 def watch(clock: Clock) -> None:

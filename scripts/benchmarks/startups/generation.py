@@ -24,9 +24,9 @@ from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.opening import open_engine
 from torchserve_openvino.generation.text.settings import EngineSettings
-place = Path(sys.argv[1])
-settings = EngineSettings(place / "model", GenerateSection(max_length=2048), VerifySection(), 2)
-opened = open_engine(settings, Store(place / "cache"))
+folder = Path(sys.argv[1])
+settings = EngineSettings(folder / "model", GenerateSection(max_length=2048), VerifySection(), 2)
+opened = open_engine(settings, Store(folder / "cache"))
 print(next(iter(opened.engine.submit([5, 6, 7], Sampling(1)))), flush=True)
 print(opened.facts["seconds"], file=sys.stderr)
 opened.engine.close()

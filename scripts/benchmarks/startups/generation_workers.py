@@ -45,8 +45,8 @@ def worker_starts(work: Path, turns: int) -> dict[str, Any]:
             _scale(server, name, 0)
         for turn in range(turns + 1):
             output.progress.print(f"worker_start: turn {turn} of {turns}")
-            for name, found in seconds.items():
-                found.append(_start(server, name))
+            for name, times in seconds.items():
+                times.append(_start(server, name))
                 _scale(server, name, 0)
     # The first start of each reads files that are not in memory yet.
     return figures(seconds, skipped=1)

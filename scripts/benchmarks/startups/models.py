@@ -69,9 +69,9 @@ def _safetensors(_: Any, path: Path) -> Any:
 
 def _filled(read: Callable[[Any, Path], Any]) -> Callable[[Any, Path], torch.nn.Module]:
     def module(cls: Any, path: Path) -> torch.nn.Module:
-        made: torch.nn.Module = cls()
-        made.load_state_dict(read(cls, path))
-        return made.eval()
+        model: torch.nn.Module = cls()
+        model.load_state_dict(read(cls, path))
+        return model.eval()
 
     return module
 

@@ -56,8 +56,8 @@ class Program:
         """As `prepare` drew them."""
         import torch
 
-        found: dict[str, torch.Tensor] = torch.load(self.folder / INPUTS, weights_only=True)
-        return found
+        stored: dict[str, torch.Tensor] = torch.load(self.folder / INPUTS, weights_only=True)
+        return stored
 
     def module(self) -> "tuple[torch.nn.Module, dict[str, torch.Tensor]]":
         """The eager model and its inputs; in two phases."""

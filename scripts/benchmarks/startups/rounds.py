@@ -78,8 +78,8 @@ class Result:
     @property
     def cache(self) -> dict[str, Any]:
         """The cache section of the package's report in the last round; empty for other contenders."""
-        found: dict[str, Any] = self.rounds[-1]["facts"].get("cache", {}) if self.rounds else {}
-        return found
+        facts: dict[str, Any] = self.rounds[-1]["facts"].get("cache", {}) if self.rounds else {}
+        return facts
 
     @property
     def note(self) -> str:

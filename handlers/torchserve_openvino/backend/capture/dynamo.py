@@ -59,7 +59,7 @@ class OpenVINOBackend:
         _torch_kept.take_masks()
         _torch_modes.repair_aliasing_check()
 
-    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "") -> Any:
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], source: str = "") -> Any:
         """Compiles one graph; called by Dynamo.
 
         Args:
@@ -70,9 +70,9 @@ class OpenVINOBackend:
         # For callers without `watch_frames`. If gradients are recorded, their operators are already decomposed.
         keeps = not torch.is_grad_enabled()
         with _torch_kept.kept_whole(converter=self.settings.converter) if keeps else nullcontext():
-            return self._lower(gm, example_inputs, place)
+            return self._lower(gm, example_inputs, source)
 
-    def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Any:
+    def _lower(self, gm: GraphModule, example_inputs: Sequence[Any], source: str) -> Any:
         zero_padding(gm.graph, last_layers(self._model))
         gm.recompile()
         start = time.perf_counter()
@@ -80,7 +80,7 @@ class OpenVINOBackend:
         # Only for callers without `watch_frames`, whose `FrameLog` counts it first.
         if fact := private.graph_break_of(gm):
             count_graph_break(self.settings.tracker, fact)
-        where = _where(gm) or place
+        where = _where(gm) or source
         compile_stage = functools.partial(self._compile, compile_id=private.compile_id(), where=where, start=start)
         if resized := [node for node in gm.graph.nodes if node.target in _RESIZES]:
             return self._left_in_eager(gm, resized, where)

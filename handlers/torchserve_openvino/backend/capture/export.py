@@ -91,17 +91,17 @@ class Binding:
     @property
     def records_gradients(self) -> bool:
         """Whether a tensor of the model requires gradients: a parameter, an attribute, a list item or a global."""
-        tensors = (*self.live(), *(self.template[place] for place in self.fixed))
+        tensors = (*self.live(), *(self.template[index] for index in self.fixed))
         return any(tensor.requires_grad for tensor in tensors)
 
     def run(self, graph: Callable[[list[Any]], Sequence[Any]], leaves: Sequence[Any]) -> Any:
         """Calls the graph with the caller's leaves, and assembles the result."""
         inputs = self.template.copy()
-        for place, tensor in zip(self.weights, self.live(), strict=True):
-            inputs[place] = tensor
-        for place, leaf in self.leaves:
-            inputs[place] = leaves[leaf]
-        written = [inputs[place] for place in self.writes]
+        for index, tensor in zip(self.weights, self.live(), strict=True):
+            inputs[index] = tensor
+        for index, leaf in self.leaves:
+            inputs[index] = leaves[leaf]
+        written = [inputs[index] for index in self.writes]
         results = graph(inputs)
         for tensor, value in zip(written, results[: len(written)], strict=True):
             tensor.copy_(value)
@@ -134,23 +134,23 @@ def bind(program: "ExportedProgram", model: torch.nn.Module, structure: Any, ans
     binding = Binding(LiveTensors(model), answer)
     place_of: dict[str, int] = {}
     users = 0
-    for place, item in enumerate(program.graph_signature.input_specs):
+    for index, item in enumerate(program.graph_signature.input_specs):
         value: Any = None
         if item.kind is InputKind.USER_INPUT:
-            place_of[item.arg.name] = place
+            place_of[item.arg.name] = index
             if isinstance(item.arg, ConstantArgument):
                 value = item.arg.value
             else:
-                binding.leaves.append((place, order[users]))
+                binding.leaves.append((index, order[users]))
             users += 1
         elif item.target is None or not isinstance(item.arg, TensorArgument):
             raise ValueError(f"an input of kind {item.kind.name}: {item.arg}")
         elif item.kind is not InputKind.CONSTANT_TENSOR or _is_attribute(model, _own_name(item.target)):
-            place_of[item.target] = place
-            binding.weights.append(place)
+            place_of[item.target] = index
+            binding.weights.append(index)
             binding.live.add(_own_name(item.target))
         else:
-            binding.fixed.append(place)
+            binding.fixed.append(index)
             value = program.constants[item.target]
         binding.template.append(value)
     written = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)

@@ -94,12 +94,12 @@ def capture_whole(
         **limits: Further arguments of ``torch.compile``.
     """
 
-    place = _place_of(model)
+    source = _place_of(model)
 
     def checked(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         if reason := private.reads_values(gm):
             raise NotWholeError(reason)
-        return backend(gm, example_inputs, place)
+        return backend(gm, example_inputs, source)
 
     def entire(*args: Any, **kwargs: Any) -> Any:
         # True while Dynamo traces; a call that runs in Python instead raises before it does anything. (`is_compiling`
@@ -111,7 +111,7 @@ def capture_whole(
     # Dynamo counts compilations by code object, so models must not share one.
     entire.__code__ = entire.__code__.replace()
     compiled = torch.compile(entire, backend=checked, fullgraph=True, **limits)
-    private.watch_frames(compiled, observer, place=place, keeps_going=False, around=around)
+    private.watch_frames(compiled, observer, source=source, keeps_going=False, around=around)
     return compiled
 
 

@@ -206,12 +206,12 @@ class CallCache:
     def _build(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
         stored = [self._partitions.load(part.key, part.name) for part in body.parts]
-        found = [part for part in stored if part is not None]
-        if len(found) < len(stored):
+        parts = [part for part in stored if part is not None]
+        if len(parts) < len(stored):
             return None
         record = body.record.to_record()
         calls: dict[str, FallbackPartition] = {}
-        for part, loaded, partition in zip(body.parts, found, record.partitions, strict=True):
+        for part, loaded, partition in zip(body.parts, parts, record.partitions, strict=True):
             fallback = LazyGraph(part.graph.model_dump(), below(tensors, part.name))
             calls[part.name] = FallbackPartition(
                 loaded.run(partition, tracker, self._settings.memory),
@@ -283,19 +283,19 @@ class CallCache:
         weights = named_weights(self._model) if isinstance(self._model, torch.nn.Module) else ()
         names = {id(tensor): name for name, tensor in weights}
         leaves = dict(route.places)
-        found: list[list[Any]] = []
+        answers: list[list[Any]] = []
         for position, value in enumerate(route.template):
             if position in leaves:
-                found.append(["leaf", leaves[position]])
+                answers.append(["leaf", leaves[position]])
             elif isinstance(value, torch.Tensor) and id(value) in names:
-                found.append(["weight", names[id(value)]])
+                answers.append(["weight", names[id(value)]])
             elif type(value) is torch.Tensor:
                 name = f"input/{position}"
                 tensors[name] = value
-                found.append(["tensor", name])
+                answers.append(["tensor", name])
             else:
-                found.append(["literal", encode(value)])
-        return found
+                answers.append(["literal", encode(value)])
+        return answers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -137,8 +137,8 @@ class Route:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Runs the graph on the caller's leaves, and returns the result of the call."""
         args = self.template.copy()
-        for place, leaf in self.places:
-            args[place] = leaves[leaf]
+        for index, leaf in self.places:
+            args[index] = leaves[leaf]
         results = self.run(*args)
         if self._single is not None:
             return results[self._single]

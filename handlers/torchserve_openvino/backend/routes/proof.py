@@ -79,5 +79,5 @@ class Proof:
 
 def _failures(tracker: Tracker) -> int:
     """Counts calls of partitions on which OpenVINO failed, except for those caused by the request."""
-    found = (f for f in list(tracker.fallbacks) if f.kind == "runtime_failed" and not f.caused_by_request)
-    return sum(f.count for f in found)
+    failures = (f for f in list(tracker.fallbacks) if f.kind == "runtime_failed" and not f.caused_by_request)
+    return sum(f.count for f in failures)

@@ -155,12 +155,12 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
 def _target(name: str) -> Callable[..., Any]:
     if name in _BUILTINS:
         return _BUILTINS[name]
-    found: Any = torch.ops
+    target: Any = torch.ops
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, torch._ops.OpOverload):
+        target = getattr(target, part, None)
+    if not isinstance(target, torch._ops.OpOverload):
         raise PlainGraphError(f"{name} is not an operator known to this process")
-    return found
+    return target
 
 
 class PlainGraph:

@@ -151,10 +151,10 @@ class FreezingRunner(Runner):
                     calls.accept(entry)
                     return result[0]
                 calls.reject(entry)
-            answer, made = self._recorded(frozen, key, leaves, args, kwargs)
+            answer, recorded = self._recorded(frozen, key, leaves, args, kwargs)
             route = frozen.candidate(key)
-            if route is not None and made[0].blueprint is not None:
-                calls.save(entry, fields, route, made[0].blueprint)
+            if route is not None and recorded[0].blueprint is not None:
+                calls.save(entry, fields, route, recorded[0].blueprint)
                 self._stored[key] = entry
         return answer
 

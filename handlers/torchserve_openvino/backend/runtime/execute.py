@@ -116,9 +116,9 @@ def _check_integers(tensor: torch.Tensor, bounds: Bounds, position: int) -> None
         return
     least, largest = (int(value) for value in torch.aminmax(tensor))
     low, high, op, *ends = bounds
-    for place, value in zip((0, -1), ends, strict=True):
-        if value is not None and int(tensor.flatten()[place]) != value:
-            raise InexactValueError(f"integer input {position} must {'end' if place else 'start'} with {value}")
+    for index, value in zip((0, -1), ends, strict=True):
+        if value is not None and int(tensor.flatten()[index]) != value:
+            raise InexactValueError(f"integer input {position} must {'end' if index else 'start'} with {value}")
     if least < low or largest > high:
         why = (
             f"in which {op} is exact in OpenVINO; with `disabled_ops: [{op}]` only that operator runs in eager PyTorch"

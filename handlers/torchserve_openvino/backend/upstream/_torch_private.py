@@ -173,7 +173,7 @@ def watch_frames(
     compiled: Any,
     observer: FrameObserver,
     *,
-    place: str = "",
+    source: str = "",
     keeps_going: bool = True,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
@@ -185,7 +185,7 @@ def watch_frames(
     Args:
         compiled: What ``torch.compile`` returned.
         observer: Called for each frame.
-        place: Name for the outermost frame, if that is not the user's code.
+        source: Name for the outermost frame, if that is not the user's code.
         keeps_going: Whether a frame runs in eager PyTorch instead of raising if its compilation fails.
         around: Context manager that is entered while a frame is converted.
     """
@@ -194,7 +194,7 @@ def watch_frames(
         context = inspect.getclosurevars(compiled).nonlocals["self"]
     callback = context.callback
     convert, region = callback._torchdynamo_orig_backend, context._isolate_recompiles_id
-    callback._torchdynamo_orig_backend = _ObservedConversion(convert, observer, place, keeps_going, region, around)
+    callback._torchdynamo_orig_backend = _ObservedConversion(convert, observer, source, keeps_going, region, around)
 
 
 # torch looks for the failed guard in the code compiled in a region, and keeps the region in one process-wide variable.
@@ -211,7 +211,7 @@ class _ObservedConversion:
         self,
         convert: Any,
         observer: FrameObserver,
-        place: str,
+        source: str,
         keeps_going: bool,
         region: int,
         around: Callable[[], AbstractContextManager[None]],
@@ -220,7 +220,7 @@ class _ObservedConversion:
         # Dynamo looks for the backend by this name.
         self._torchdynamo_orig_backend = convert
         self._observer = observer
-        self._place = place
+        self._source = source
         self._keeps_going = keeps_going
         self._region = region
         self._around = around
@@ -256,7 +256,7 @@ class _ObservedConversion:
             return answer
         code = frame.f_code
         stands_in = code.co_filename.endswith(STAND_IN_FILE)
-        where = self._place if stands_in else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
+        where = self._source if stands_in else f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})"
         if answer.guarded_code is not None:
             effects = get_compiled_code_side_effects(answer.guarded_code.code) or ()
             # A compilation of the same code for another model does not count as an earlier one of this model.

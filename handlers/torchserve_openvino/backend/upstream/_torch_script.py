@@ -49,7 +49,7 @@ def source_of(node: Any) -> str:
     """Returns ``file:line`` of the user's code behind a node: the innermost one outside torch; empty if unknown."""
     # The lines of the original source come first; those of the archive's own copy follow "Serialized".
     places = _PLACE.findall(str(node.sourceRange()))
-    own = [place for place in places if "/torch/" not in place[0]]
+    own = [line for line in places if "/torch/" not in line[0]]
     chosen = own or places
     return f"{chosen[0][0]}:{chosen[0][1]}" if chosen else ""
 

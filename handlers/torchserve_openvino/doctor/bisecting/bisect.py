@@ -217,8 +217,8 @@ class Culprits:
             them = "them" if many else "it"
             lines.append(f"Leaving out {len(self.nodes)} of the {self.candidates} nodes with {them} is enough:")
         for node in self.nodes[:_SHOWN_NODES]:
-            place = " in ".join(part for part in (node.where, node.module) if part) or "an unknown line"
-            lines.append(f"  {node.name} ({node.op} of {', '.join(node.inputs) or 'no tensor'}) at {place}")
+            source = " in ".join(part for part in (node.where, node.module) if part) or "an unknown line"
+            lines.append(f"  {node.name} ({node.op} of {', '.join(node.inputs) or 'no tensor'}) at {source}")
         if len(self.nodes) > _SHOWN_NODES:
             lines.append(f"  and {len(self.nodes) - _SHOWN_NODES} more")
         return "\n".join(lines)

@@ -110,10 +110,10 @@ def _ordered(rows: list[list[str]], edges: Sequence[tuple[str, str]]) -> list[li
         below[first].append(second)
     for sweep in range(SWEEPS):
         neighbors = above if sweep % 2 == 0 else below
-        place = {name: i / max(1, len(row) - 1) for row in rows for i, name in enumerate(row)}
+        column = {name: i / max(1, len(row) - 1) for row in rows for i, name in enumerate(row)}
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            row.sort(key=lambda name: _mean([place[neighbor] for neighbor in neighbors[name]], place[name]))
-            place.update((name, i / max(1, len(row) - 1)) for i, name in enumerate(row))
+            row.sort(key=lambda name: _mean([column[neighbor] for neighbor in neighbors[name]], column[name]))
+            column.update((name, i / max(1, len(row) - 1)) for i, name in enumerate(row))
     return rows
 
 

@@ -48,13 +48,13 @@ def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) ->
     for item in diagnosis["graph_breaks"]:
         head = Text.assemble(("graph break", "bold"), f"  {item['count']}x: {_brief(item['reason'])}")
         _print_item(console, head, item, [], cpp)
-    for title, found, key in (
+    for title, entries, key in (
         ("OpenVINO's own torch.compile backend", diagnosis["stock"], "text"),
         ("The operators that make the answer wrong", diagnosis["bisection"], "explanation"),
     ):
-        if found:
+        if entries:
             console.print(Text(f"\n{title}", style="bold"))
-            console.print(_indented(Text(found[key]), 2))
+            console.print(_indented(Text(entries[key]), 2))
     console.print(_verdict(diagnosis))
 
 

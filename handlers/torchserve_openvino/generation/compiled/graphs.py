@@ -51,7 +51,7 @@ class _DecoderGraph(nn.Module):
 
     def _logits(
         self, cache: Any, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None,
-        place: Tensor | None = None, hidden: Tensor | None = None, source: Tensor | None = None,
+        position: Tensor | None = None, hidden: Tensor | None = None, source: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Returns the logits after one of the tokens, ``[batch, vocabulary]``.
 
@@ -75,11 +75,11 @@ class _DecoderGraph(nn.Module):
             arguments["decoder_input_ids"], arguments["encoder_outputs"] = ids, (hidden,)
         if source is not None:
             arguments["attention_mask"] = source
-        if place is not None and self._picks:
-            arguments["logits_to_keep"] = place
+        if position is not None and self._picks:
+            arguments["logits_to_keep"] = position
         logits: Tensor = self.model(**arguments).logits
-        if place is not None and not self._picks:
-            logits = logits.index_select(1, place)
+        if position is not None and not self._picks:
+            logits = logits.index_select(1, position)
         return logits[:, 0]
 
 
@@ -137,13 +137,13 @@ class StepGraph(_DecoderGraph):
         mask = remaining.pop(0) if self._mask else None
         positions = remaining.pop(0) if self._positions else None
         start = remaining.pop(0)[0]
-        place = remaining.pop(0)[:1] if self._count > 1 else None
+        position = remaining.pop(0)[:1] if self._count > 1 else None
         source = remaining.pop(0) if self._masks_source else None
         own, cross = remaining[: 2 * self._layers], remaining[2 * self._layers :]
         written = Written(start, self._count, own[0].shape[2])
         cache = in_graph(own, cross if self._source else None, self._layers, written)
         hidden = torch.zeros(ids.shape[0], self._source, self._width) if self._source else None
-        logits = self._logits(cache, ids, mask, positions, place, hidden, source)
+        logits = self._logits(cache, ids, mask, positions, position, hidden, source)
         new = [tensor for layer in own_layers(cache) for tensor in layer.new]
         return _own(logits), *(_own(tensor) for tensor in new)
 

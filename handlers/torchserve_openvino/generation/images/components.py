@@ -62,7 +62,7 @@ class Components:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self._given = components = loaded.components
+        self._components = components = loaded.components
         self._transformer = components.get("transformer")
         self._denoiser: Any = self._transformer if self._transformer is not None else components["unet"]
         self._is_xl = "text_encoder_2" in components and self._transformer is None
@@ -95,17 +95,17 @@ class Components:
         for name, value in expected.items():
             if self._transformer is None and config.get(name) != value:
                 raise ModelLoadError(f"unet/config.json: {name} is {config.get(name)!r}; served is {value!r} only.")
-        for name, model in self._given.items():
+        for name, model in self._components.items():
             if name.startswith("text_encoder") and model is not None and _get(model, "use_attention_mask"):
                 raise ModelLoadError(f"{name}/config.json: use_attention_mask is true, which is not served.")
 
     def _text(self, name: str) -> Calls | None:
-        encoder = self._given[name]
+        encoder = self._components[name]
         if encoder is None:
             self.standing[name] = None
             return None
         # T5's last states are read; XL and 3 read the states before the last layer of CLIP.
-        hidden = "text_encoder_2" in self._given and name != "text_encoder_3"
+        hidden = "text_encoder_2" in self._components and name != "text_encoder_3"
         calls = Calls(graphs.TextGraph(encoder, hidden=hidden))
         self.standing[name] = graphs.TextStandIn(encoder, {"text": calls})
         return calls
@@ -115,7 +115,7 @@ class Components:
             calls = Calls(graphs.TransformerGraph(self._transformer))
             self.standing["transformer"] = graphs.TransformerStandIn(self._transformer, {"denoiser": calls})
             return calls
-        unet = self._given["unet"]
+        unet = self._components["unet"]
         calls = Calls((graphs.XLUnetGraph if self._is_xl else graphs.UnetGraph)(unet))
         self.standing["unet"] = graphs.UnetStandIn(unet, {"denoiser": calls})
         return calls
@@ -157,7 +157,7 @@ class Components:
         """Yields what to compile: text encoders and safety checker once, the others for each size."""
         for name, calls in self._texts.items():
             if calls is not None:
-                high = int(self._given[name].config.vocab_size)
+                high = int(self._components[name].config.vocab_size)
                 length = self._tokens(name)
                 yield Part(name, calls, [WarmupInput(name="ids", shape=[length], dtype="int64", low=0, high=high)])
         batches = {"always": (2,), "never": (1,), "both": (1, 2)}[section.guided]
@@ -171,7 +171,7 @@ class Components:
                 pixels = WarmupInput(name="pixels", shape=[3, size.height, size.width], low=-1.0, high=1.0)
                 yield Part(f"vae.encode{sized}", self._encoder, [pixels])
         if self._safety is not None:
-            side = int(self._given["safety_checker"].config.vision_config.image_size)
+            side = int(self._components["safety_checker"].config.vision_config.image_size)
             yield Part("safety_checker", self._safety, [WarmupInput(name="pixels", shape=[3, side, side])])
 
     @property
@@ -180,15 +180,15 @@ class Components:
 
     @property
     def _latents(self) -> int:
-        return int(self._given["vae"].config.latent_channels)
+        return int(self._components["vae"].config.latent_channels)
 
     def _tokens(self, name: str) -> int:
         """Returns the length of a text encoder's input."""
-        return T5_TOKENS if name == "text_encoder_3" else int(self._given[name].config.max_position_embeddings)
+        return T5_TOKENS if name == "text_encoder_3" else int(self._components[name].config.max_position_embeddings)
 
     def _denoiser_inputs(self, height: int, width: int) -> list[WarmupInput]:
         config: Mapping[str, Any] = self._denoiser.config
-        times = int(_get(self._given["scheduler"], "num_train_timesteps") or _TIMES)
+        times = int(_get(self._components["scheduler"], "num_train_timesteps") or _TIMES)
         sample = WarmupInput(name="sample", shape=[int(config["in_channels"]), height, width])
         timestep = WarmupInput(name="timestep", shape=[], low=0.0, high=float(times))
         length = self._tokens("text_encoder")
@@ -201,7 +201,7 @@ class Components:
         inner = int(inner[0] if isinstance(inner, (list, tuple)) else inner)
         inputs = [sample, timestep, WarmupInput(name="encoder_hidden_states", shape=[length, inner])]
         if self._is_xl:
-            vector = int(self._given["text_encoder_2"].config.projection_dim)
+            vector = int(self._components["text_encoder_2"].config.projection_dim)
             inputs.append(WarmupInput(name="text_embeds", shape=[vector]))
             # Sizes and places in pixels.
             inputs.append(WarmupInput(name="time_ids", shape=[6], low=0.0, high=1024.0))

@@ -50,13 +50,13 @@ class _Written:
         self.steps.append(_Step(self._round, self._places, scores.float().clone()))
         return scores
 
-    def of(self, place: int, ends: frozenset[int]) -> list[tuple[int, Tensor]]:
+    def of(self, index: int, ends: frozenset[int]) -> list[tuple[int, Tensor]]:
         """Returns the tokens of one recording, each with the scores that it was taken by."""
         tokens, ended = [], 0
         for step in self.steps:
             # A text that has ended waits for the others of its pass.
-            if place in step.places and step.round != ended:
-                scores = step.scores[step.places.index(place)]
+            if index in step.places and step.round != ended:
+                scores = step.scores[step.places.index(index)]
                 tokens.append((int(scores.argmax()), scores))
                 ended = step.round if tokens[-1][0] in ends else ended
         return tokens
@@ -133,8 +133,8 @@ def prove(
     between()
     for recording, theirs in zip(recorded, by_eager, strict=True):
         ours = _written(compiled, recording, tokens)
-        for place in range(len(recording.features)):
-            expected, written = theirs.of(place, ends), ours.of(place, ends)
+        for index in range(len(recording.features)):
+            expected, written = theirs.of(index, ends), ours.of(index, ends)
             near.add(expected, written)
             answer = [(token, _logprob(scores, token)) for token, scores in written]
             compare(rows, _expected(expected), 0, answer, count, form == "f32")

@@ -190,21 +190,21 @@ def compare(
     Returns:
         From which token on to generate again, after a tie; None if the comparison is done.
     """
-    for place, (token, logprob) in enumerate(answer, done):
-        best = expected.tokens[place]
+    for index, (token, logprob) in enumerate(answer, done):
+        best = expected.tokens[index]
         count.compared += 1
         if token == best:
             count.equal += 1
-            drift = abs(logprob - expected.rivals[place][0][1])
+            drift = abs(logprob - expected.rivals[index][0][1])
             if drift > count.drift or math.isnan(drift):
                 count.drift = drift
             continue
-        gap = expected.gap(place, token)
+        gap = expected.gap(index, token)
         if not exact or gap is None or gap > TIE:
-            count.first = count.first or Difference(number, len(expected.prompt), place, best, token, gap)
+            count.first = count.first or Difference(number, len(expected.prompt), index, best, token, gap)
             return None
         count.ties += 1
-        return place + 1 if place + 1 < len(expected.tokens) else None
+        return index + 1 if index + 1 < len(expected.tokens) else None
     return None
 
 

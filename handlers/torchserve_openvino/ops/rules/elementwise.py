@@ -180,8 +180,8 @@ def _logaddexp(x: Tensor, y: Tensor) -> Tensor:
         return NotImplemented
     x, y = x.to(kind), y.to(kind)
     most, least = torch.where(x < y, y, x), torch.where(x < y, x, y)
-    found = most + torch.log1p(torch.exp(least - most))
-    return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf(), most, found))
+    result = most + torch.log1p(torch.exp(least - most))
+    return torch.where(x.isnan() | y.isnan(), x + y, torch.where(most.isinf(), most, result))
 
 
 def _bitwise(op: Any) -> Callable[..., Any]:
@@ -236,12 +236,12 @@ def _known_beforehand(node: Node) -> str | None:
     """Refuses the abs of a range, which OpenVINO drops if it computes it while compiling (tests/contract pins it)."""
     seen, waiting, ranges = {node}, [node], False
     while waiting:
-        found = waiting.pop()
-        if found.op in {"placeholder", "get_attr"}:
+        current = waiting.pop()
+        if current.op in {"placeholder", "get_attr"}:
             return None
-        ranges |= packet_name(op_name(found.target)) in {"aten.arange", "aten.linspace"}
-        waiting += [source for source in found.all_input_nodes if source not in seen]
-        seen.update(found.all_input_nodes)
+        ranges |= packet_name(op_name(current.target)) in {"aten.arange", "aten.linspace"}
+        waiting += [source for source in current.all_input_nodes if source not in seen]
+        seen.update(current.all_input_nodes)
     return "the abs of a range without inputs, which OpenVINO takes for positive" if ranges else None
 
 

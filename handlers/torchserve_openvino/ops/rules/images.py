@@ -210,12 +210,14 @@ def _nearest(exact: bool) -> Callable[..., Any]:
         spatial = _spatial(x)
         sizes = new_sizes(spatial, output_size, scale_factors)
         factors: Sequence[float | None] = scale_factors or [None] * len(sizes)
-        found = [_nearest_of(*axis, exact) for axis in zip(spatial, sizes, factors, strict=True)]
+        nearest = [_nearest_of(*axis, exact) for axis in zip(spatial, sizes, factors, strict=True)]
         times = [new // size for size, new in zip(spatial, sizes, strict=True)]
-        repeats = [np.array_equal(np.repeat(np.arange(n), k), f) for n, k, f in zip(spatial, times, found, strict=True)]
+        repeats = [
+            np.array_equal(np.repeat(np.arange(n), k), f) for n, k, f in zip(spatial, times, nearest, strict=True)
+        ]
         if len(spatial) == 2 and all(repeats):
             return _resized(x, sizes, "nearest", "asymmetric")
-        for axis, places in enumerate(found, 2):
+        for axis, places in enumerate(nearest, 2):
             x = ops.gather(x, int64(list(places)), int64(axis)).output(0)
         return x
 

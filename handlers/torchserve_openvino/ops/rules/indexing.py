@@ -65,9 +65,11 @@ def _other_index_shape(node: Node) -> str | None:
     source, index = node.args[0], node.args[2]
     if not (isinstance(source, Node) and isinstance(index, Node) and isinstance(node.args[1], int)):
         return None
-    shape, wanted = value_of(source).shape, value_of(index).shape
+    shape, target_shape = value_of(source).shape, value_of(index).shape
     dim = node.args[1] % max(len(shape), 1)
-    if any(d != dim and str(size) != str(other) for d, (size, other) in enumerate(zip(shape, wanted, strict=False))):
+    if any(
+        d != dim and str(size) != str(other) for d, (size, other) in enumerate(zip(shape, target_shape, strict=False))
+    ):
         return "an index of other sizes than the tensor, which are known only at run time"
     return None
 
@@ -83,11 +85,11 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) ->
     """
     dim = dim % max(x.dim(), 1)
     sizes = [(d, size, index.shape[d]) for d, size in enumerate(x.shape) if d != dim]
-    larger = [(d, wanted) for d, size, wanted in sizes if type(size) is type(wanted) is int and size != wanted]
+    larger = [(d, target) for d, size, target in sizes if type(size) is type(target) is int and size != target]
     if not larger:
         return NotImplemented
-    for d, wanted in larger:
-        x = torch.index_select(x, d, torch.arange(wanted))
+    for d, target in larger:
+        x = torch.index_select(x, d, torch.arange(target))
     return torch.gather(x, dim, index)
 
 

@@ -137,8 +137,8 @@ def _searchsorted(
         boundaries = torch.gather(boundaries, -1, sorter)
     values, bounds = x.unsqueeze(-1), boundaries if boundaries.dim() == 1 else boundaries.unsqueeze(-2)
     above = values < bounds if right or side == "right" else values <= bounds
-    found = torch.sum(torch.logical_not(above).to(torch.int32), -1)
-    return found.to(torch.int32 if out_int32 else torch.int64)
+    result = torch.sum(torch.logical_not(above).to(torch.int32), -1)
+    return result.to(torch.int32 if out_int32 else torch.int64)
 
 
 @decomposition(

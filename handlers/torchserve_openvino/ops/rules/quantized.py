@@ -64,25 +64,25 @@ def _quantized(
         weight = _constant(x)
         if weight is not None:
             # OpenVINO would compute it, and then no longer know that it has 8 bits.
-            found = np.clip(np.round(weight * inverse.data) + known_zeros, low, high)
-            return ops.constant(np.ascontiguousarray(found.astype(_NUMPY[dtype])))
+            levels = np.clip(np.round(weight * inverse.data) + known_zeros, low, high)
+            return ops.constant(np.ascontiguousarray(levels.astype(_NUMPY[dtype])))
         if simulated:
             ends = [(np.float64(end) - known_zeros) * known_scales.astype(np.float64) for end in (low, high)]
-            given = [ops.constant(np.asarray(bound, np.float32)) for bound in (*ends, low, high)]
-            return ops.convert(ops.fake_quantize(x, *given, high - low + 1), _TYPES[dtype])
+            bounds = [ops.constant(np.asarray(bound, np.float32)) for bound in (*ends, low, high)]
+            return ops.convert(ops.fake_quantize(x, *bounds, high - low + 1), _TYPES[dtype])
     rounded = ops.add(ops.round(ops.multiply(x, inverse), "half_to_even"), zeros)
     least, most = ops.constant(np.float32(low)), ops.constant(np.float32(high))
     return ops.convert(ops.minimum(ops.maximum(rounded, least), most), _TYPES[dtype])
 
 
 def _dequantized(x: Output, scale: Any, zero: Any, dtype: torch.dtype | None, axis: int | None) -> Any:
-    found = ops.convert(x, "f32")
+    result = ops.convert(x, "f32")
     scales = _along(scale, x, axis)
     known = _constant(zero) if zero is not None else np.zeros(1)
     if known is None or known.any():
-        found = ops.subtract(found, _along(zero, x, axis))
-    found = ops.multiply(found, scales)
-    return found if dtype in {None, torch.float32} else ops.convert(found, _FLOATS[dtype])
+        result = ops.subtract(result, _along(zero, x, axis))
+    result = ops.multiply(result, scales)
+    return result if dtype in {None, torch.float32} else ops.convert(result, _FLOATS[dtype])
 
 
 def _quantize_per_tensor(
@@ -132,26 +132,30 @@ def _is_simulated(node: Node) -> dict[str, Any]:
 
 
 def _limit_quantize(node: Node) -> str | None:
-    given = arguments_of(node)
-    if given["dtype"] not in _TYPES:
-        return f"{op_name(node.target)} to {given['dtype']}: only int8 and uint8 are converted"
+    arguments = arguments_of(node)
+    if arguments["dtype"] not in _TYPES:
+        return f"{op_name(node.target)} to {arguments['dtype']}: only int8 and uint8 are converted"
     return None
 
 
 def _limit_dequantize(node: Node) -> str | None:
-    given = arguments_of(node)
-    if given["dtype"] not in {*_TYPES, torch.int32}:
-        return f"{op_name(node.target)} from {given['dtype']}: only int8, uint8 and int32 are converted"
-    if given.get("out_dtype") not in {None, torch.float32}:
-        return f"{op_name(node.target)} to {given['out_dtype']}: torch rounds each step, OpenVINO the result"
+    arguments = arguments_of(node)
+    if arguments["dtype"] not in {*_TYPES, torch.int32}:
+        return f"{op_name(node.target)} from {arguments['dtype']}: only int8, uint8 and int32 are converted"
+    if arguments.get("out_dtype") not in {None, torch.float32}:
+        return f"{op_name(node.target)} to {arguments['out_dtype']}: torch rounds each step, OpenVINO the result"
     return None
 
 
 def _wraps(node: Node) -> dict[str, Any]:
     """Returns whether torch subtracts the zero points in 8 bits, which only zeros come through unharmed."""
-    given = arguments_of(node)
-    zeros = given.get("zero_points")
-    return {"wraps": isinstance(zeros, Node) and value_of(zeros).dtype is given["dtype"] and given["dtype"] in _TYPES}
+    arguments = arguments_of(node)
+    zeros = arguments.get("zero_points")
+    return {
+        "wraps": isinstance(zeros, Node)
+        and value_of(zeros).dtype is arguments["dtype"]
+        and arguments["dtype"] in _TYPES
+    }
 
 
 def _with_float32_scale(operator: Any) -> Any:
@@ -169,7 +173,7 @@ def _choose(x: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> A
     """Computes scale and zero point from the least and the largest value, as torch's `determine_qparams` does."""
     if x.dtype is not torch.float32:
         return NotImplemented
-    least, most = (found.reshape(1) for found in torch.aminmax(x))
+    least, most = (bound.reshape(1) for bound in torch.aminmax(x))
     least = least.clamp_max(0)
     scale = ((most.clamp_min(0) - least) / float(high - low)).clamp_min(eps)
     zero = (low - torch.round(least / scale)).clamp(low, high)
@@ -180,7 +184,7 @@ def _choose_symmetric(x: Tensor, low: int, high: int, eps: float, dtype: torch.d
     """As `_choose`, with the zero point in the middle."""
     if x.dtype is not torch.float32:
         return NotImplemented
-    least, most = (found.reshape(1) for found in torch.aminmax(x))
+    least, most = (bound.reshape(1) for bound in torch.aminmax(x))
     scale = (torch.maximum(-least.clamp_max(0), most.clamp_min(0)) / (float(high - low) / 2)).clamp_min(eps)
     zero = torch.full((1,), 128 if dtype is torch.uint8 else 0, dtype=torch.int64)
     return scale.to(torch.float64), zero

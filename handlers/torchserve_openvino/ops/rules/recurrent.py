@@ -38,15 +38,15 @@ class Weights:
         projection: ``[projected, hidden]``, or None.
     """
 
-    def __init__(self, given: Sequence[Output], has_biases: bool) -> None:
-        self.w, self.r = given[:2]
+    def __init__(self, params: Sequence[Output], has_biases: bool) -> None:
+        self.w, self.r = params[:2]
         if has_biases:
-            self.biases = (given[2], given[3])
+            self.biases = (params[2], params[3])
         else:
             zeros = ops.constant(0.0, dtype=self.w.get_element_type())
             none = ops.broadcast(zeros, int64([_rows(self.w)])).output(0)
             self.biases = (none, none)
-        rest = given[4 if has_biases else 2 :]
+        rest = params[4 if has_biases else 2 :]
         self.projection = rest[0] if rest else None
 
 
@@ -57,8 +57,8 @@ def _rows(weight: Output) -> int:
 def _reordered(weight: Output, order: Sequence[int]) -> Output:
     """Reorders blocks of rows, and adds a first dimension for the direction."""
     rows = np.arange(_rows(weight)).reshape(len(order), -1)[list(order)].reshape(-1)
-    found = ops.gather(weight, int64(list(rows)), int64(0))
-    return ops.unsqueeze(found, int64([0])).output(0)
+    gathered = ops.gather(weight, int64(list(rows)), int64(0))
+    return ops.unsqueeze(gathered, int64([0])).output(0)
 
 
 def _lengths(x: Output) -> Output:
@@ -207,11 +207,11 @@ def _stacked(
             start = [ops.gather(state, int64(index), int64(0)).output(0) for state in states]
             output, ended = layer(current, start, weights, direction == 1)
             outputs.append(output)
-            for found, state in zip(last, ended, strict=True):
-                found.append(ops.unsqueeze(state, int64([0])).output(0))
+            for parts, state in zip(last, ended, strict=True):
+                parts.append(ops.unsqueeze(state, int64([0])).output(0))
         current = ops.concat(outputs, 2).output(0) if bidirectional else outputs[0]
     answer = current if batch_first else ops.transpose(current, swap).output(0)
-    return answer, *(ops.concat(found, 0).output(0) for found in last)
+    return answer, *(ops.concat(parts, 0).output(0) for parts in last)
 
 
 def _lstm(

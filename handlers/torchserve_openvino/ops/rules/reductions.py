@@ -107,8 +107,8 @@ def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
 def _var_mean(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if correction is None:
         return torch.var_mean(x, dim, correction=1, keepdim=keepdim)
-    found = _variance(x, dim, correction, keepdim)
-    return NotImplemented if found is NotImplemented else (found, x.mean(dim, keepdim))
+    variance = _variance(x, dim, correction, keepdim)
+    return NotImplemented if variance is NotImplemented else (variance, x.mean(dim, keepdim))
 
 
 @decomposition(aten.var.correction)
@@ -122,8 +122,8 @@ def _var(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool =
 def _std(x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     if correction is None:
         return torch.std(x, dim, correction=1, keepdim=keepdim)
-    found = _variance(x, dim, correction, keepdim)
-    return NotImplemented if found is NotImplemented else found.sqrt()
+    variance = _variance(x, dim, correction, keepdim)
+    return NotImplemented if variance is NotImplemented else variance.sqrt()
 
 
 @decomposition(
@@ -180,8 +180,8 @@ def _extreme(reduce: Any, worst: float, boolean: Callable[[Tensor, list[int], bo
             return boolean(x, dims, keepdim)
         if not x.is_floating_point():
             return NotImplemented
-        found = torch.where(any_over(x != worst, dims, keepdim), reduce(x, dims, keepdim), worst)
-        return torch.where(any_over(x.isnan(), dims, keepdim), float("nan"), found)
+        result = torch.where(any_over(x != worst, dims, keepdim), reduce(x, dims, keepdim), worst)
+        return torch.where(any_over(x.isnan(), dims, keepdim), float("nan"), result)
 
     return once(decomposed)
 
@@ -210,8 +210,8 @@ def _with_index(reduce: Any, position: Any) -> Callable[..., Any]:
 
     def decomposed(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
         narrow = x.dtype in _COMPARED_AS_INT32
-        found = x.to(torch.int32) if narrow else x
-        values, indices = reduce(found, [dim], keepdim), position(found, dim, keepdim)
+        result = x.to(torch.int32) if narrow else x
+        values, indices = reduce(result, [dim], keepdim), position(result, dim, keepdim)
         return (values.to(x.dtype) if narrow else values), indices
 
     return decomposed
@@ -228,8 +228,8 @@ def _argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     if not x.is_floating_point():
         return NotImplemented
     nans = x.isnan()
-    found = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
-    return torch.where(found, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
+    has_nan = torch.any(nans) if dim is None else torch.any(nans, dim, keepdim)
+    return torch.where(has_nan, torch.argmax(nans.to(torch.int32), dim, keepdim), torch.argmin(x, dim, keepdim))
 
 
 # --- running products and extremes --------------------------------------------------------------------------------
@@ -285,11 +285,11 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
 def _running_extreme(exceeds: Any) -> Callable[..., Any]:
     """Makes the decomposition of a running extreme and its position: of equal values, or NaN, the last one's."""
 
-    def merge(before: Tensor, its_place: Tensor, here: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    def merge(before: Tensor, its_place: Tensor, here: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         keeps = exceeds(before, here)
         if before.is_floating_point():
             keeps = (keeps | before.isnan()) & here.isnan().logical_not()
-        return torch.where(keeps, before, here), torch.where(keeps, its_place, place)
+        return torch.where(keeps, before, here), torch.where(keeps, its_place, index)
 
     def decomposed(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         if not _runs(x, dim):

@@ -118,14 +118,14 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.devic
     if device not in {None, x.device}:
         return NotImplemented
     if dtype is torch.bool and x.is_floating_point():
-        found = x.ne(0)
+        mask = x.ne(0)
     elif dtype in _NARROW_FLOATS and x.dtype in _WIDE_INTEGERS:
         # By way of float32, as torch: https://github.com/pytorch/pytorch/blob/main/c10/util/Half.h
-        found = _rounded(x.to(torch.float32)).to(dtype) if dtype is torch.bfloat16 else x.to(torch.float32).to(dtype)
+        mask = _rounded(x.to(torch.float32)).to(dtype) if dtype is torch.bfloat16 else x.to(torch.float32).to(dtype)
     else:
         return NotImplemented
     layout = rest.get("memory_format") or torch.preserve_format
-    return found if layout is torch.preserve_format else found.contiguous(memory_format=layout)
+    return mask if layout is torch.preserve_format else mask.contiguous(memory_format=layout)
 
 
 def _traced_copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:

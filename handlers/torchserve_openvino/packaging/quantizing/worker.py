@@ -37,7 +37,7 @@ STEP = "torchserve-openvino-step: "
 logger = logging.getLogger("torchserve_openvino.packaging.quantizing.worker")
 
 
-def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> None:
+def main(archive: Path, beside: Path, out: Path, built: Path | None = None) -> None:
     """Quantizes, and writes the model.
 
     Args:
@@ -58,7 +58,7 @@ def main(archive: Path, beside: Path, out: Path, made: Path | None = None) -> No
         model = getattr(worker, "eager_model", None)
         if not isinstance(model, nn.Module):
             raise PackagingError("--quantize needs a handler of this package whose self.model is a torch.nn.Module.")
-        facts = _quantize(worker, model, section, beside, out, made)
+        facts = _quantize(worker, model, section, beside, out, built)
     print(RESULT + json.dumps(facts), flush=True)
 
 
@@ -75,7 +75,7 @@ def _without_compilation(folder: Path) -> QuantizeSection:
 
 
 def _quantize(
-    served: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, given: Path | None
+    served: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, inputs: Path | None
 ) -> dict[str, Any]:
     call = Caller(model, served.run_sample)
 
@@ -89,11 +89,11 @@ def _quantize(
     evaluation = samples(settings.data or section.calibration.data, settings.samples, settings.labels, "evaluation")
     assert evaluation is not None
     used = calibration or evaluation
-    if given is None:
+    if inputs is None:
         logger.info("exporting, and quantizing by %s with %d requests", section.method, len(used))
-        made = quantized(exported(model, used.items)[0], section, used.items)
+        model_ = quantized(exported(model, used.items)[0], section, used.items)
     else:
-        made = _read(given)
+        model_ = _read(inputs)
     several = sum(1 for _ in distinct_shapes(evaluation.items)) > 1
 
     def compiled(model: nn.Module) -> tov.CompiledModule:
@@ -102,19 +102,19 @@ def _quantize(
 
     logger.info("comparing %d requests with f32", len(evaluation))
     judge = Judge(evaluation, settings.metric, compiled(model), classifies=_classifies(served))
-    kept, proof = gated(made, judge, section.max_drop, compiled, mixes=section.method == "int8")
-    if given is not None and kept is made:
-        shutil.copyfile(given, out / QUANTIZED_MODEL)
+    kept, proof = gated(model_, judge, section.max_drop, compiled, mixes=section.method == "int8")
+    if inputs is not None and kept is model_:
+        shutil.copyfile(inputs, out / QUANTIZED_MODEL)
     else:
         torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
-    calibrated = section.method != "int8_weights" and given is None
+    calibrated = section.method != "int8_weights" and inputs is None
     # Requests by which the model was quantized: what is measured on them alone flatters it.
     shared = shared_items(evaluation, used) if calibrated else 0
     return {
         "method": section.method,
         "keeps_f32": section.keep_f32,
         "calibration": {"items": len(used), "digest": used.digest} if calibrated else None,
-        "from": given.name if given is not None else None,
+        "from": inputs.name if inputs is not None else None,
         "evaluation": {"digest": evaluation.digest, "unseen": not shared, "shared": shared, **proof.to_dict()},
     }
 

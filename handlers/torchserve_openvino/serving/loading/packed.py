@@ -47,8 +47,8 @@ def load_dequantized(
         model.generation_config = _generation_config(folder)
     for name in sorted(info.get("unexpected_keys", ())):
         _check_unused(name, state.get(name))
-    for name, place in places.items():
-        _check_used(name, state[f"{name}.weight"], model.get_submodule(place).weight)
+    for name, path in places.items():
+        _check_used(name, state[f"{name}.weight"], model.get_submodule(path).weight)
     return model, info
 
 
@@ -70,11 +70,11 @@ def _places(model: Any, names: list[str]) -> dict[str, str]:
     for name in names:
         # The checkpoint of a task's model may be loaded into the bare one, and the other way round.
         tried = (name, prefix + name, name.removeprefix(prefix))
-        place = next((name for name in tried if isinstance(modules.get(name), nn.Linear)), None)
-        place = place or next((name for name in tried if _is_by_column(modules.get(name))), None)
-        if place is None:
+        path = next((name for name in tried if isinstance(modules.get(name), nn.Linear)), None)
+        path = path or next((name for name in tried if _is_by_column(modules.get(name))), None)
+        if path is None:
             raise ModelLoadError(f"{type(model).__name__} has no linear layer {name}, which the checkpoint packs.")
-        locations[name] = place
+        locations[name] = path
     return locations
 
 

@@ -74,10 +74,10 @@ class Sample:
     def digest(self) -> str:
         """Identifies the inputs; the same in every process."""
         leaves, spec = pytree.tree_flatten(self.inputs)
-        found = hashlib.sha256(str(spec).encode())
+        hasher = hashlib.sha256(str(spec).encode())
         for leaf in leaves:
-            found.update((tensor_digest(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)).encode())
-        return found.hexdigest()[:16]
+            hasher.update((tensor_digest(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)).encode())
+        return hasher.hexdigest()[:16]
 
 
 def copied_inputs(inputs: Inputs) -> Inputs:

@@ -263,8 +263,8 @@ class Shadow:
 
 
 def _stop_at_exit(shadow: "weakref.ref[Shadow]") -> None:
-    if (found := shadow()) is not None:
-        found.stop()
+    if (mode := shadow()) is not None:
+        mode.stop()
 
 
 # --- A folder of calls whose answers differed from eager's, kept as tensors and JSON so that a person can rerun them

@@ -61,9 +61,9 @@ def run_probes(packages: Sequence[str] = tuple(TESTED)) -> Iterator[Outcome]:
         try:
             with torch.no_grad():
                 probe.run()
-        except Exception as found:
-            (*_, last) = traceback.extract_tb(found.__traceback__)
-            error = " ".join(f"{type(found).__name__}: {found} ({last.name})".split())
+        except Exception as failure:
+            (*_, last) = traceback.extract_tb(failure.__traceback__)
+            error = " ".join(f"{type(failure).__name__}: {failure} ({last.name})".split())
         torch.compiler.reset()
         yield Outcome(probe.about, tuple(sorted(probe.packages)), round(time.perf_counter() - start, 2), error)
 

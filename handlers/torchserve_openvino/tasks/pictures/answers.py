@@ -43,7 +43,7 @@ def png(picture: Image.Image, seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def made(data: bytes, seed: int) -> dict[str, Any]:
+def entry_of(data: bytes, seed: int) -> dict[str, Any]:
     """Returns the entry of one picture."""
     return {"b64_json": base64.b64encode(data).decode(), "seed": seed}
 

@@ -23,7 +23,7 @@ from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, unknown_path
-from torchserve_openvino.tasks.pictures.answers import Events, Pictures, event, made, png, together
+from torchserve_openvino.tasks.pictures.answers import Events, Pictures, entry_of, event, png, together
 from torchserve_openvino.tasks.pictures.parameters import (
     InputsRequest,
     PictureParameters,
@@ -176,7 +176,7 @@ class ImageGenerator(TaskHandler):
             data = png(self.maker.make(wish.settings, seed, on_step), seed)
             if as_png:
                 return Response(data, "image/png")
-            entries.append(made(data, seed))
+            entries.append(entry_of(data, seed))
             if wish.stream and number < count:
                 events.send(event("completed", entries[-1]))
         if wish.stream:
