@@ -24,7 +24,7 @@ _TWICE = ("llama", "bert", "whisper", "swin", "wav2vec2")
     [
         pytest.param(_TWICE, 2, id="twice"),
         pytest.param(tuple(name for name in NAMES if name not in _TWICE), 1, id="once"),
-        pytest.param(NAMES, -1, id="all", marks=pytest.mark.slow),
+        *(pytest.param((name,), -1, id=name, marks=pytest.mark.slow) for name in NAMES),
     ],
 )
 def test_no_architecture_of_the_sample_differs(names: tuple[str, ...], cases: int) -> None:
