@@ -4,19 +4,19 @@ import dataclasses
 from typing import Any
 
 from torchserve_openvino.bench.statistics import Interval, claim_quantile
-from torchserve_openvino.tune.candidates import Candidate, Engine, changes
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes
 from torchserve_openvino.tune.page import as_json
 from torchserve_openvino.tune.profile import Profile
 from torchserve_openvino.tune.request_sizes import Lengths, RequestSizes
-from torchserve_openvino.tune.search import Choice, Standing
+from torchserve_openvino.tune.search import SearchResult, Standing
 from torchserve_openvino.tune.session import Result
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import Trial
 
-PRESENT = Candidate(Engine("f32", 2), 1, 1, 1)
-BEST = Candidate(Engine("bf16", 2), 1, 8, 5)
-SLOWER = Candidate(Engine("bf16", 2), 1, 8, 20)
-DEAD = Candidate(Engine("f32", 1), 2, 8, 5)
+PRESENT = Candidate(ComputeSettings("f32", 2), 1, 1, 1)
+BEST = Candidate(ComputeSettings("bf16", 2), 1, 8, 5)
+SLOWER = Candidate(ComputeSettings("bf16", 2), 1, 8, 20)
+DEAD = Candidate(ComputeSettings("f32", 1), 2, 8, 5)
 
 
 def window(rate: float, p99: float | None, held: bool, disturbed: str = "") -> dict[str, Any]:
@@ -44,12 +44,16 @@ def result() -> Result:
         Standing(DEAD, [], "it did not become READY: <no memory>"),
     ]
     profile = Profile(
-        {Engine("f32", 2): {1: 10.0, 8: 70.0}, Engine("bf16", 2): {1: 6.0, 8: 30.0}, Engine("f32", 1): {1: 18.0}},
-        {Engine("bf16", 1): "wrong answer to a.json: answer.scores differs by 0.3, more than 0.03"},
+        {
+            ComputeSettings("f32", 2): {1: 10.0, 8: 70.0},
+            ComputeSettings("bf16", 2): {1: 6.0, 8: 30.0},
+            ComputeSettings("f32", 1): {1: 18.0},
+        },
+        {ComputeSettings("bf16", 1): "wrong answer to a.json: answer.scores differs by 0.3, more than 0.03"},
         options={"text.lengths [16, 64, 128]": "1.9 (1.8 to 2) times as fast (padding 72% before, 8% after)"},
         sizes=RequestSizes([Lengths("text.lengths", [12, 60], [128.0])], [1, 1]).to_plain(),
     )
-    choice = Choice(standings, standings[1], "better than the present configuration: 2.38 (2.27 to 2.5) times", 7)
+    choice = SearchResult(standings, standings[1], "better than the present configuration: 2.38 (2.27 to 2.5) times", 7)
     return Result(
         choice, PRESENT, profile, {BEST: 130.0, SLOWER: 100.0, DEAD: 110.0}, trials, trials[1][1],
         claim_quantile(480, 1), 301.0,

@@ -82,12 +82,12 @@ def started(folder: Path, size: str, steps: int, *, compiled: bool) -> tuple[Any
 
 def component_calls(handler: Any, size: str) -> dict[str, Call]:
     """A call of each graph with random values, at the largest batch that it is compiled for."""
-    from torchserve_openvino.generation.images.components import Size
+    from torchserve_openvino.generation.images.components import PictureSize
     from torchserve_openvino.serving.shapes.input_spec import Signature, declared_specs
 
     section = handler.config.openvino.image_generation
     calls: dict[str, Call] = {}
-    for part in handler.maker.components.parts([Size.of(size)], section):
+    for part in handler.maker.components.parts([PictureSize.of(size)], section):
         signature, generator = Signature(max(part.batches)), torch.Generator().manual_seed(0)
         inputs = {spec.name: spec.make(signature, generator) for spec in declared_specs(part.inputs, [])}
         calls[part.name] = lambda part=part, inputs=inputs: _without_gradients(part.calls, inputs)
@@ -103,10 +103,10 @@ def measure(
     handlers: Mapping[str, Any], threads: Mapping[str, Call], size: str, steps: int, pictures: int
 ) -> dict[str, Any]:
     """Times whole pictures, then each component, in turns."""
-    from torchserve_openvino.generation.images.components import Size
+    from torchserve_openvino.generation.images.components import PictureSize
     from torchserve_openvino.generation.images.pictures import ImageSettings
 
-    image_settings = ImageSettings("a cat on a table", Size.of(size), steps, 7.5)
+    image_settings = ImageSettings("a cat on a table", PictureSize.of(size), steps, 7.5)
     arrays = {name: np.array(handler.maker.make(image_settings, 7), int) for name, handler in handlers.items()}
     whole: dict[str, Call] = {
         name: lambda handler=handler: handler.maker.make(image_settings, 7) for name, handler in handlers.items()

@@ -34,7 +34,7 @@ from torchserve_openvino.bench.statistics import Interval
 from torchserve_openvino.config.openvino.precisions import unsupported
 from torchserve_openvino.serving.threads import usable_cores
 from torchserve_openvino.tune.archives import Variants
-from torchserve_openvino.tune.candidates import Engine
+from torchserve_openvino.tune.candidates import ComputeSettings
 from torchserve_openvino.tune.first_stage import FirstStage
 from torchserve_openvino.tune.options import offered
 from torchserve_openvino.tune.settings import Settings
@@ -141,16 +141,16 @@ def _effects(archive: Path, work: Path, name: str) -> dict[str, Interval | str]:
     return stage.effects(ways)
 
 
-def _engine(knob: Knob, value: Any, variants: Variants, cores: int) -> Engine | None:
+def _engine(knob: Knob, value: Any, variants: Variants, cores: int) -> ComputeSettings | None:
     """Returns the way to compute with a value; None where this CPU does not have it."""
     if knob.key == "precision":
-        return Engine(value, cores) if unsupported(value, "CPU") is None else None
+        return ComputeSettings(value, cores) if unsupported(value, "CPU") is None else None
     if knob.key == "threads":
-        return Engine("f32", value)
+        return ComputeSettings("f32", value)
     if knob.key == "execution.streams":
-        return Engine("f32", cores, min(cores, value))
+        return ComputeSettings("f32", cores, min(cores, value))
     options = offered(variants.config, variants.task, {knob.key: [value]})
-    return Engine("f32", cores, options=tuple(options)) if options else None
+    return ComputeSettings("f32", cores, options=tuple(options)) if options else None
 
 
 def _id(knob: Knob, value: Any) -> str:

@@ -30,18 +30,20 @@ from benchmarks.harness import Call, enough_repeats, interleave
 from benchmarks.models import MODELS, BenchModel, tensors
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
-from torchserve_openvino.packaging.quantizing.samples import Sample
+from torchserve_openvino.packaging.quantizing.samples import CalibrationSample
 
 INT4 = "int4-layers"
 EAGER, EAGER_MADE, OURS_F32, OURS = "eager, f32", "eager, quantized", "this package, f32", "this package, quantized"
 RAW_F32, RAW, RAW_OWN = "raw OpenVINO, f32", "raw OpenVINO, same model", "raw OpenVINO, own int8"
 
 
-def calibration(model: BenchModel, count: int = 32) -> list[Sample]:
+def calibration(model: BenchModel, count: int = 32) -> list[CalibrationSample]:
     """Inputs like the model's own: photos for pictures, random tokens for texts."""
     if model.name == "MiniLM-L6":
         texts = [torch.randint(1000, 20000, (1, 128)) for _ in range(count)]
-        return [Sample("", ((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})) for ids in texts]
+        return [
+            CalibrationSample("", ((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})) for ids in texts
+        ]
     (name,) = model.kwargs
     if model.name == "EfficientNet-Lite0":
         from benchmarks.servers import photos
@@ -49,8 +51,8 @@ def calibration(model: BenchModel, count: int = 32) -> list[Sample]:
         from torchserve_openvino.tasks.images import to_tensor
 
         tensors = [to_tensor(photo.data, ImageSection())[None] for photo in photos.load()]
-        return [Sample("", ((), {name: tensor})) for tensor in tensors]
-    return [Sample("", ((), {name: torch.randn_like(model.kwargs[name])})) for _ in range(count)]
+        return [CalibrationSample("", ((), {name: tensor})) for tensor in tensors]
+    return [CalibrationSample("", ((), {name: torch.randn_like(model.kwargs[name])})) for _ in range(count)]
 
 
 def layers() -> BenchModel:
@@ -90,7 +92,7 @@ def convert(module: nn.Module, model: BenchModel) -> Any:
     return ov.convert_model(torch.export.export(copy.deepcopy(module), (), model.kwargs))
 
 
-def difference(call: Callable[..., Any], expected: Callable[..., Any], samples: Sequence[Sample]) -> float:
+def difference(call: Callable[..., Any], expected: Callable[..., Any], samples: Sequence[CalibrationSample]) -> float:
     """The largest one, relative to the largest value of each answer."""
     worst = 0.0
     for sample in samples:

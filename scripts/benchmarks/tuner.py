@@ -26,10 +26,10 @@ from torchserve_openvino.bench.client import Plan
 from torchserve_openvino.bench.rate import RateSearch
 from torchserve_openvino.bench.statistics import claim_quantile, grows
 from torchserve_openvino.bench.window import Limit, MeasuredWindow
-from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.comparison import Comparison
-from torchserve_openvino.tune.queueing import Server, highest_rate, interpolated, latencies
-from torchserve_openvino.tune.search import Choice, RejectedError, Search
+from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated, latencies
+from torchserve_openvino.tune.search import RejectedError, Search, SearchResult
 from torchserve_openvino.tune.settings import Settings
 
 CORES, BUDGET, P99 = 2, 20, 100.0
@@ -58,7 +58,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.rng = random.Random(f"machine {self.seed}")
 
-    def window(self, server: Server, plan: Plan, limit: Limit) -> MeasuredWindow:
+    def window(self, server: QueueingModel, plan: Plan, limit: Limit) -> MeasuredWindow:
         """Measures a server as `bench.window.measure` does a real one."""
         self.windows += 1
         slowness = 1 + 0.1 * math.sin(self.windows / 20) + max(-0.05, self.rng.gauss(0, 0.02))
@@ -84,7 +84,7 @@ def plan_for(rate: float, seed: int, settings: Settings) -> Plan:
 # --- the search -------------------------------------------------------------------------------------------------------
 
 
-def service_times(seed: int) -> dict[Engine, dict[int, float]]:
+def service_times(seed: int) -> dict[ComputeSettings, dict[int, float]]:
     """Returns the true milliseconds of a call by batch size, for each way to compute of a made-up model."""
     rng = random.Random(f"model {seed}")
     call, item = rng.uniform(1, 6), rng.uniform(2, 12)
@@ -93,17 +93,17 @@ def service_times(seed: int) -> dict[Engine, dict[int, float]]:
     for precision, gain in (("f32", 1.0), ("bf16", faster)):
         for threads in (1, CORES):
             speed = gain * (1 + (threads - 1) * parallel)
-            times[Engine(precision, threads)] = {size: call + item * size / speed for size in _SIZES}
+            times[ComputeSettings(precision, threads)] = {size: call + item * size / speed for size in _SIZES}
     return times
 
 
-def servers_of(times: Mapping[Engine, Mapping[int, float]], candidate: Candidate) -> Server:
+def servers_of(times: Mapping[ComputeSettings, Mapping[int, float]], candidate: Candidate) -> QueueingModel:
     """Returns the simulated server of a candidate."""
     service = interpolated(dict(times[candidate.engine]))
-    return Server(candidate.workers, candidate.batch_size, candidate.delay_ms, service)
+    return QueueingModel(candidate.workers, candidate.batch_size, candidate.delay_ms, service)
 
 
-def true_rate(times: Mapping[Engine, Mapping[int, float]], candidate: Candidate) -> float:
+def true_rate(times: Mapping[ComputeSettings, Mapping[int, float]], candidate: Candidate) -> float:
     """Returns the highest rate of a candidate on a quiet machine, by a simulation without disturbances."""
     return highest_rate(servers_of(times, candidate), P99, requests=3000, seed=7)
 
@@ -118,7 +118,7 @@ class Searched:
         lead: How many times as fast the best one is as the second.
     """
 
-    choice: Choice[Candidate]
+    choice: SearchResult[Candidate]
     rates: Mapping[Candidate, float]
     lead: float
 
@@ -153,7 +153,7 @@ def searched(
     times, settings = service_times(seed), Settings(p99=P99)
     rng = random.Random(f"search {seed}")
     machine = machine or Machine(seed)
-    present = Candidate(Engine("f32", CORES), 1, 1, 1)
+    present = Candidate(ComputeSettings("f32", CORES), 1, 1, 1)
     others = [
         Candidate(engine, workers, size, delay)
         for engine in times
@@ -244,7 +244,7 @@ def traps(runs: int) -> dict[str, int]:
 class ColdCache(Machine):
     """A machine on which the first windows of the whole run are slow: files and kernels are not cached yet."""
 
-    def window(self, server: Server, plan: Plan, limit: Limit) -> MeasuredWindow:
+    def window(self, server: QueueingModel, plan: Plan, limit: Limit) -> MeasuredWindow:
         """Measures as `Machine.window`."""
         if self.windows < 10:
             slow = replace(server, service_ms=lambda size: 2.0 * server.service_ms(size))
@@ -279,7 +279,7 @@ def told_apart(runs: int, ratio: float = 1.0, rate: float | None = None, rounds:
     for seed in range(runs):
         machine = Machine(seed)
         servers = {
-            name: Server(1, 8, 5, interpolated({1: 8.0 / speed, 8: 30.0 / speed}))
+            name: QueueingModel(1, 8, 5, interpolated({1: 8.0 / speed, 8: 30.0 / speed}))
             for name, speed in zip(names, (1.0, ratio), strict=True)
         }
 

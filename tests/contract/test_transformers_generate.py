@@ -65,11 +65,11 @@ def test_a_compileable_cache_is_masked_behind_its_tokens() -> None:
     assert CacheLayerMixin.__abstractmethods__ <= {
         "lazy_initialization", "update", "get_mask_sizes", "get_seq_length", "get_max_length", "get_max_cache_shape",
     }  # fmt: skip
-    from torchserve_openvino.generation.compiled.caches import Written, in_graph
+    from torchserve_openvino.generation.compiled.caches import CachePositions, in_graph
 
     config = tiny("llama").config
     own = [torch.zeros(1, 2, 6, 8) for _ in range(4)]
-    cache = in_graph(own, None, 2, Written(torch.tensor(3), 1, 6))
+    cache = in_graph(own, None, 2, CachePositions(torch.tensor(3), 1, 6))
     mask = create_causal_mask(config, torch.zeros(1, 1, 32), torch.ones(1, 6, dtype=torch.int64), cache)
     assert mask.tolist() == [[[[True] * 4 + [False] * 2]]]
 

@@ -20,7 +20,7 @@ from torchserve_process import handler_path
 
 from hub_models import text_model
 from network import CONFIG, NETWORK, free_port, make_network
-from torchserve_openvino.cli.reports.readiness import Server, not_ready
+from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
 from torchserve_openvino.packaging.archive import run_archiver
 
 kserve = pytest.importorskip("kserve", reason="needs the extra kserve")
@@ -122,7 +122,7 @@ def test_version_2_by_kserve_s_own_client(predictor: Predictor, over_grpc: bool)
 
 
 def test_ready(predictor: Predictor) -> None:
-    where = Server(predictor.url, "http://127.0.0.1:9")
+    where = ServerAddress(predictor.url, "http://127.0.0.1:9")
     assert not_ready(where, "net", 10) == "" == not_ready(where, None, 10)
     assert "404" in not_ready(where, "other", 10)
 

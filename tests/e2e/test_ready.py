@@ -6,11 +6,11 @@ from commands import run
 from torchserve_process import TorchServeProcess, handler_path, loaded
 
 from network import CONFIG, NETWORK
-from torchserve_openvino.cli.reports.readiness import Server, not_ready
+from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
 
 
 def test_ready_tells_the_truth_about_torchserve(server: TorchServeProcess, weights: Path, tmp_path: Path) -> None:
-    where = Server(server.inference_url, server.management_url)
+    where = ServerAddress(server.inference_url, server.management_url)
     files = {"handler": handler_path("tensor"), "model_file": NETWORK, "serialized_file": weights}
     with loaded(server, "probed", config=CONFIG, **files):
         assert not_ready(where, "probed", 10) == "" == not_ready(where, "probed/1.0", 10)
@@ -25,6 +25,6 @@ def test_ready_tells_the_truth_about_torchserve(server: TorchServeProcess, weigh
         problem = not_ready(where, "probed", 10)
         assert problem.startswith("probed: 503: ") and "no worker" in problem, problem
     assert "404" in not_ready(where, "probed", 10)
-    assert not_ready(Server("http://127.0.0.1:9", server.management_url), "probed", 10) == (
+    assert not_ready(ServerAddress("http://127.0.0.1:9", server.management_url), "probed", 10) == (
         "no server answers at http://127.0.0.1:9 (--url)"
     )

@@ -24,7 +24,7 @@ from serve_process import ServeProcess, pack, serving
 from torchserve_process import ROOT
 
 from network import CONFIG, make_network
-from torchserve_openvino.cli.reports.readiness import Server, not_ready
+from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
 
 for needed in ("starlette", "uvicorn", "prometheus_client"):
     pytest.importorskip(needed, reason="needs the extra serve")
@@ -267,7 +267,7 @@ def test_ready(server: ServeProcess) -> None:
                     assert time.monotonic() < end
                     await asyncio.sleep(0.02)
                 answer = await asyncio.to_thread(
-                    not_ready, Server(server.url, "http://127.0.0.1:9"), "sleeper", seconds
+                    not_ready, ServerAddress(server.url, "http://127.0.0.1:9"), "sleeper", seconds
                 )
                 for post in posts[1:]:
                     post.cancel()

@@ -16,7 +16,7 @@ from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.first_stage import FirstStage
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import environment_for
-from torchserve_openvino.tune.worker import Worker
+from torchserve_openvino.tune.worker import LoadedArchive
 
 CONFIG = "pt2: {compile: {enable: %s, backend: openvino}}\nhandler: {openvino: {%s}}\n"
 TEXTS = ["yes", "the train leaves at noon", "nobody knows why it never came back " * 4]
@@ -69,7 +69,7 @@ def test_what_notes_sizes_is_in_no_compiled_model(compiled: bool, tmp_path: Path
     keys = "text: {lengths: [64]}, batching: {mode: dynamic}"
     packed(tmp_path, model, keys, "--task", "text_classifier", compiled=compiled)
     bodies = [body.named for body in read_folder(tmp_path / "requests")]
-    worker = Worker(tmp_path / "net.mar", bodies)
+    worker = LoadedArchive(tmp_path / "net.mar", bodies)
     assert [answer["status"] for answer in worker.answers()] == [200] * len(TEXTS)
     report = worker.report()
     assert report["graph_breaks"] == [] and report["fallbacks"] == []

@@ -17,7 +17,7 @@ from torchserve_openvino.backend.routes.frozen import CallRecorder
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
-from torchserve_openvino.backend.runners.guarded import Runner, Traced
+from torchserve_openvino.backend.runners.guarded import Runner, TracedModel
 from torchserve_openvino.backend.runtime.crashes.journal import Journal, journal_in
 from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
 from torchserve_openvino.backend.spec import OpenAxes
@@ -131,7 +131,7 @@ def _runner(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> R
         try:
             form = python_form(model)
         except UntranslatableError as error:
-            return Runner(model, functools.partial(Traced, run_as_it_is(model, error, tracker)), tracker)
+            return Runner(model, functools.partial(TracedModel, run_as_it_is(model, error, tracker)), tracker)
     calls = CallCache(form or model, settings, spec.sizes) if settings.partitions is not None else None
     captured = form or _in_plain_tensors(model, tracker)
     traced, sync = _twin(captured, settings.mappings)
@@ -220,35 +220,37 @@ def _foreign(model: Callable[..., Any], spec: CompileSpec, tracker: Tracker) -> 
     tracker.config.update(backend=spec.backend, options=dict(spec.options or {}), effective_device="CPU")
     passed: Any = {"mode": spec.mode} | ({"options": dict(spec.options)} if spec.options else {})
 
-    def pass_through() -> Traced:
+    def pass_through() -> TracedModel:
         from torchserve_openvino.backend.capture.frame_log import FrameLog
         from torchserve_openvino.backend.upstream import _torch_private as private
 
         foreign = torch.compile(model, backend=spec.backend, dynamic=spec.dynamic, fullgraph=spec.fullgraph, **passed)
         frame_log = FrameLog(tracker, CallRecorder(), spec.backend)
         private.watch_frames(foreign, frame_log, keeps_going=False)
-        return Traced(functools.partial(frame_log.run, foreign))
+        return TracedModel(functools.partial(frame_log.run, foreign))
 
     return Runner(model, pass_through, tracker)
 
 
-def _watched(capture: Callable[[], Traced], model: Callable[..., Any], form: PythonForm, tracker: Tracker) -> Traced:
+def _watched(
+    capture: Callable[[], TracedModel], model: Callable[..., Any], form: PythonForm, tracker: Tracker
+) -> TracedModel:
     """Captures the Python form of a TorchScript model, whose attributes are compared before each guarded call."""
     traced = capture()
     return replace(traced, call=while_unchanged(traced.call, model, form, tracker))
 
 
-def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSettings) -> Traced:
+def _export(model: Callable[..., Any], spec: CompileSpec, settings: BackendSettings) -> TracedModel:
     """Captures the model with torch.export."""
     from torchserve_openvino.backend.capture.export import ExportedModel
 
     exported = ExportedModel(model, settings, spec.dynamic)
-    return Traced(exported, exported.release_weights, exported.drop)
+    return TracedModel(exported, exported.release_weights, exported.drop)
 
 
 def _trace(
     traced: Callable[..., Any], sync: Callable[..., Any], spec: CompileSpec, settings: BackendSettings
-) -> Traced:
+) -> TracedModel:
     """Captures the model with Dynamo.
 
     Args:
@@ -291,7 +293,7 @@ def _trace(
             backend.drop(settings)
 
     call = mark(functools.partial(frame_log.run, sync(_without_wrapper(compiled))))
-    return Traced(call, release_weights, drop, mark(whole.call_with(settings)))
+    return TracedModel(call, release_weights, drop, mark(whole.call_with(settings)))
 
 
 def _without_wrapper(compiled: Callable[..., Any]) -> Callable[..., Any]:

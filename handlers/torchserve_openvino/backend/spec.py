@@ -93,7 +93,7 @@ class SizeLimits(NamedTuple):
     bounds: tuple[tuple[int, Bounds], ...]
 
 
-class Sizes:
+class SymbolicSizes:
     """The symbolic sizes of one call, learned from its inputs and checked against its outputs.
 
     Attributes:

@@ -1,6 +1,6 @@
 """The load client: a process of its own, so that it shares no interpreter with the server or with who measures.
 
-It reads one `Plan` as a line of JSON, writes ``ready``, waits for a line, sends, and writes one `Outcome` as JSON.
+It reads one `Plan` as a line of JSON, writes ``ready``, waits for a line, sends, and writes one `LoadOutcome` as JSON.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class LoadOutcome:
     """What happened to the requests that were due in the counted time.
 
     Attributes:
@@ -71,7 +71,7 @@ class Outcome:
     cpu_seconds: float = 0.0
 
 
-class Load:
+class LoadRun:
     """One plan that is carried out.
 
     Args:
@@ -80,7 +80,7 @@ class Load:
     """
 
     def __init__(self, plan: Plan, session: aiohttp.ClientSession) -> None:
-        self.plan, self.outcome = plan, Outcome()
+        self.plan, self.outcome = plan, LoadOutcome()
         self._session = session
         self._bodies = [(Path(path).read_bytes(), kind) for path, kind in plan.bodies]
         self._arrivals = random.Random(plan.seed)
@@ -162,11 +162,11 @@ class Load:
 
 
 async def carry_out(plan: Plan) -> dict[str, Any]:
-    """Carries out a plan once a line comes on stdin; returns an `Outcome` as a JSON-safe dictionary."""
+    """Carries out a plan once a line comes on stdin; returns an `LoadOutcome` as a JSON-safe dictionary."""
     timeout = aiohttp.ClientTimeout(total=plan.timeout)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
-        load = Load(plan, session)
+        load = LoadRun(plan, session)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         await load.run()

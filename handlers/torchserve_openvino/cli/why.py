@@ -118,10 +118,10 @@ def ready(
 
         torchserve-openvino ready --once --url http://127.0.0.1:9000
     """
-    from torchserve_openvino.cli.reports.readiness import Server, not_ready
+    from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
     from torchserve_openvino.cli.reports.worker_log import NOW, LogState, read_logs
 
-    server = Server(url.rstrip("/"), management.rstrip("/"), token, inference_token)
+    server = ServerAddress(url.rstrip("/"), management.rstrip("/"), token, inference_token)
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
     shown, known = "", start
     with steps(typer.echo) as show:

@@ -24,7 +24,7 @@ _PRECISION_KEY = ("handler", "openvino", "precision")
 _PRECISION_OF = {"ACCURACY": "f32"}
 
 
-class Row(NamedTuple):
+class Setting(NamedTuple):
     """One effective setting."""
 
     key: str
@@ -52,7 +52,7 @@ class ServingConfig(BaseModel):
     sources: dict[str, str] = {}
     """Place of each key that was set; keys that are absent here have their defaults."""
 
-    def effective(self) -> list[Row]:
+    def effective(self) -> list[Setting]:
         """Returns every setting with its value and its source, in the order of the YAML contract."""
         rows = [self._row(key, value) for key, value in self.torchserve.items()]
         above = ".".join(str(part) for part in compile_path(self.pt2.form))
@@ -63,7 +63,8 @@ class ServingConfig(BaseModel):
         prefix = ".".join(str(part) for part in options_path(self.pt2.form))
         if self.backend is not None:
             rows += [
-                Row(f"{prefix}.{key}", entry["value"], entry["source"]) for key, entry in self.backend.to_dict().items()
+                Setting(f"{prefix}.{key}", entry["value"], entry["source"])
+                for key, entry in self.backend.to_dict().items()
             ]
         else:
             rows += [self._row(f"{prefix}.{key}", value) for key, value in self.pt2.options.items()]
@@ -74,11 +75,11 @@ class ServingConfig(BaseModel):
         """`effective` as a JSON-safe dict, ``{key: {"value": ..., "source": ...}}``."""
         return {row.key: {"value": json_safe(row.value), "source": row.source} for row in self.effective()}
 
-    def _row(self, key: str, value: Any, source: str | None = None) -> Row:
-        return Row(key, json_safe(value), source or self.sources.get(key, "default"))
+    def _row(self, key: str, value: Any, source: str | None = None) -> Setting:
+        return Setting(key, json_safe(value), source or self.sources.get(key, "default"))
 
-    def _section_rows(self, section: BaseModel, path: KeyPath) -> list[Row]:
-        rows: list[Row] = []
+    def _section_rows(self, section: BaseModel, path: KeyPath) -> list[Setting]:
+        rows: list[Setting] = []
         for name in type(section).model_fields:
             value = getattr(section, name)
             if isinstance(value, BaseModel):

@@ -50,7 +50,7 @@ def openvino_section(document: Any) -> Mapping[Any, Any]:
     return document if isinstance(document, Mapping) else {}
 
 
-class _Walk:
+class _YamlWalk:
     """A walk over the YAML nodes that records the line of every key and finds duplicate keys."""
 
     def __init__(self, name: str) -> None:
@@ -179,7 +179,7 @@ def _load(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        walk = _Walk(name)
+        walk = _YamlWalk(name)
         walk.visit(node)
         walk.problems.raise_if_any(name)
         if _is_cyclic(node, frozenset(), set()):

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torchserve_openvino.backend.runtime.compare import largest_difference, output_tensors
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.doctor.describe import described, json_number
-from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, OpRow, Picture, Refused
+from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, GraphPicture, OpRow, Refused
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import steps_for_break
@@ -161,11 +161,11 @@ def _decomposed(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
-def _picture(run: GraphRun, root: Path | None) -> Picture:
+def _picture(run: GraphRun, root: Path | None) -> GraphPicture:
     """Makes the picture of the outer graph, without the nodes that only unpack or pass on values."""
     record, outer = run.graph.record, run.graph.partitioned.outer
     parts = {part.name: part for part in run.graph.partitioned.parts}
-    picture = Picture(record.index, short(record.where, root))
+    picture = GraphPicture(record.index, short(record.where, root))
     total = sum(run.outer_ms.values())
     sources: dict[Node, set[str]] = {}
     for node in outer.graph.nodes:

@@ -150,7 +150,7 @@ class Box:
 
 
 @dataclass
-class Picture:
+class GraphPicture:
     """One graph as boxes in the order of data flow.
 
     Attributes:
@@ -186,7 +186,7 @@ class Diagnosis:
     graph_breaks: list[Break] = field(default_factory=list)
     fallbacks: list[dict[str, Any]] = field(default_factory=list)
     decomposed: list[dict[str, Any]] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[GraphPicture] = field(default_factory=list)
     stock: dict[str, Any] | None = None
     bisection: dict[str, Any] | None = None
 

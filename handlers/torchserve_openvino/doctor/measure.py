@@ -14,7 +14,7 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.backend.partitioning.partition import RefusedNode
-from torchserve_openvino.doctor.target import Call, Target
+from torchserve_openvino.doctor.target import SampleCall, Target
 from torchserve_openvino.doctor.timing import time_nodes
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.ops import does_work
@@ -42,7 +42,7 @@ class GraphRun:
     part_of: dict[str, str]
     node_ms: dict[str, float] = field(default_factory=dict)
     outer_ms: dict[str, float] = field(default_factory=dict)
-    arguments: dict[str, Call] = field(default_factory=dict)
+    arguments: dict[str, SampleCall] = field(default_factory=dict)
     weights: set[str] = field(default_factory=set)
 
     @classmethod
@@ -177,14 +177,14 @@ def limit_to(parts: Sequence[dict[str, float]], whole: float) -> None:
             times[name] *= whole / total
 
 
-def run(model: Callable[..., Any], call: Call) -> Any:
+def run(model: Callable[..., Any], call: SampleCall) -> Any:
     """Calls the model on copies of the inputs, since a model may write to them."""
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(call))
     with torch.inference_mode():
         return model(*args, **kwargs)
 
 
-def timed_call(model: Callable[..., Any], call: Call) -> tuple[Any, float]:
+def timed_call(model: Callable[..., Any], call: SampleCall) -> tuple[Any, float]:
     """Returns the answer and the median time of several calls in milliseconds, after a warm-up call."""
     result = run(model, call)
     seconds: list[float] = []

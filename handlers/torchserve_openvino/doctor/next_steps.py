@@ -23,7 +23,7 @@ from torchserve_openvino.doctor.mapping.formula import formula_for
 from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
 from torchserve_openvino.doctor.mapping.writer import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
-from torchserve_openvino.doctor.target import Call, Target
+from torchserve_openvino.doctor.target import SampleCall, Target
 from torchserve_openvino.ops import op_name, overloads
 from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.ops.mappings import registered
@@ -46,7 +46,7 @@ class OpSample:
     """
 
     op: Any
-    seen: Call
+    seen: SampleCall
     outputs: list[torch.Tensor]
     kind: str
     reason: str

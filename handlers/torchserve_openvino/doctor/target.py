@@ -23,7 +23,7 @@ from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving import precision
 from torchserve_openvino.serving.loading.archive import MANIFEST
 from torchserve_openvino.serving.loading.exported_program import load_program
-from torchserve_openvino.serving.loading.files import ExportedModel, archive_kind, read_samples
+from torchserve_openvino.serving.loading.files import ProgramModule, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Signature, declared_specs, parameter_names
@@ -41,7 +41,7 @@ _AUTO_NOTE = (
 _EAGER_CONFIG = "eager-model-config.yaml"
 
 
-class Call(NamedTuple):
+class SampleCall(NamedTuple):
     """One call of a model."""
 
     args: tuple[Any, ...]
@@ -84,7 +84,7 @@ class Target:
     """
 
     model: Any
-    call: Call
+    call: SampleCall
     options: ResolvedOptions
     name: str
     dynamic: bool = False
@@ -139,7 +139,7 @@ def load_target(spec: TargetSpec) -> Target:
     config = load_serving_config(yaml_file) if yaml_file is not None else ServingConfig()
     return Target(
         model=loaded.model,
-        call=Call(*_inputs(loaded, spec, config, path.name)),
+        call=SampleCall(*_inputs(loaded, spec, config, path.name)),
         options=_options(config),
         note=_AUTO_NOTE if config.openvino.precision == "auto" and config.backend is not None else "",
         name=f"{path.name}:{factory}" if factory else path.name,
@@ -198,7 +198,7 @@ def _from_program(path: Path) -> _Loaded:
     program = load_program(path)
     # The program contains the example inputs that it was exported with.
     args, kwargs = program.example_inputs or ((), {})
-    return _Loaded(ExportedModel(program), (tuple(args), dict(kwargs)) if args or kwargs else None)
+    return _Loaded(ProgramModule(program), (tuple(args), dict(kwargs)) if args or kwargs else None)
 
 
 def _from_file(path: Path, factory: str) -> _Loaded:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.target import SampleCall
 
 # Enough for a median; a slow graph runs only as often as the budget allows.
 REPETITIONS = 9
@@ -24,11 +24,11 @@ class _Timed(Interpreter):
         self._calls = calls
         self._wanted = names
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.arguments: dict[str, Call] = {}
+        self.arguments: dict[str, SampleCall] = {}
 
     def run_node(self, n: Node) -> Any:
         if n.name in self._wanted and n.name not in self.arguments:
-            self.arguments[n.name] = Call(*self.fetch_args_kwargs_from_env(n))
+            self.arguments[n.name] = SampleCall(*self.fetch_args_kwargs_from_env(n))
         start = time.perf_counter()
         result = super().run_node(n)
         self.seconds[n.name].append(time.perf_counter() - start)
@@ -46,7 +46,7 @@ class NodeTimes:
         arguments: Arguments of the nodes in ``wanted``, by their names.
     """
 
-    def __init__(self, seconds: Mapping[str, float], arguments: Mapping[str, Call]) -> None:
+    def __init__(self, seconds: Mapping[str, float], arguments: Mapping[str, SampleCall]) -> None:
         self.seconds = seconds
         self.arguments = arguments
 

@@ -20,7 +20,7 @@ from torchserve_openvino.serving.verification.measures import Relative
 # --- graphs of a pipeline or of a loop that generates: compiled each by itself, and called in the models' place
 
 
-class Calls:
+class GraphCalls:
     """Calls of a graph: in eager PyTorch until compiled ones take their place.
 
     Args:
@@ -51,7 +51,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Part:
+class SizedGraph:
     """One graph for one size.
 
     Attributes:
@@ -63,7 +63,7 @@ class Part:
     """
 
     name: str
-    calls: Calls
+    calls: GraphCalls
     inputs: Sequence[WarmupInput]
     batches: tuple[int, ...] = (1,)
     known: Shapes | None = None
@@ -80,7 +80,7 @@ class Part:
 logger = logging.getLogger(__name__)
 
 
-def compile_parts(parts: Iterable[Part], context: WorkerContext) -> Models:
+def compile_parts(parts: Iterable[SizedGraph], context: WorkerContext) -> Models:
     """Compiles each part for its batch sizes, compares it with eager PyTorch, and lets it take the calls.
 
     Args:
@@ -98,7 +98,7 @@ def compile_parts(parts: Iterable[Part], context: WorkerContext) -> Models:
     return models
 
 
-def prepare_parts(parts: Iterable[Part], context: WorkerContext, within: str = "") -> dict[str, Prepared]:
+def prepare_parts(parts: Iterable[SizedGraph], context: WorkerContext, within: str = "") -> dict[str, Prepared]:
     """Prepares each part as `compile_parts` does, beside other models of the same handler.
 
     Args:
@@ -133,7 +133,7 @@ def prepare_parts(parts: Iterable[Part], context: WorkerContext, within: str = "
     return prepared_parts
 
 
-def _for_part(context: WorkerContext, part: Part) -> WorkerContext:
+def _for_part(context: WorkerContext, part: SizedGraph) -> WorkerContext:
     """Returns the context with the batch sizes of a part: it is called with these and no others."""
     config, section = context.config, context.config.openvino
     warmup = section.warmup.model_copy(update={"batch_sizes": list(part.batches)})

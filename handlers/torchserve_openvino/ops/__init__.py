@@ -3,11 +3,11 @@
 from torchserve_openvino.ops import rules as rules  # importing it declares the rules
 from torchserve_openvino.ops.decompositions import decomposition_table, is_composite, overloads
 from torchserve_openvino.ops.names import does_work, op_name, where_of
-from torchserve_openvino.ops.support import Refusal, SupportTable, moves_only
+from torchserve_openvino.ops.support import SupportTable, Unsupported, moves_only
 
 __all__ = [
-    "Refusal",
     "SupportTable",
+    "Unsupported",
     "decomposition_table",
     "does_work",
     "is_composite",

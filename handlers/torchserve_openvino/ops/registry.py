@@ -97,7 +97,7 @@ class Lifted:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedCall:
     """How an operator is called while TorchScript traces a graph (`backend.conversion.convert_ts`).
 
     Attributes:
@@ -169,7 +169,7 @@ class Rule:
     kept_whole: bool = False
     convert: Callable[..., Any] | None = None
     facts: Callable[[Node], dict[str, Any]] | None = None
-    traced: Traced | None = None
+    traced: TracedCall | None = None
     movement: Movement | None = None
     multiplies: bool = False
     adds: bool = False

@@ -43,7 +43,7 @@ _SYMBOLIC = frozenset(
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Unsupported:
     """Why a node does not run on OpenVINO."""
 
     kind: FallbackKind
@@ -94,75 +94,75 @@ class SupportTable:
         """Returns whether the user disabled this overload, by its own name or by its packet's."""
         return name in self._disabled or packet_name(name) in self._disabled
 
-    def refuse_name(self, name: str) -> Refusal | None:
+    def refuse_name(self, name: str) -> Unsupported | None:
         """Returns why an operator is refused whatever its inputs, or None."""
         if self.is_disabled(name):
-            return Refusal("disabled_op", f"{name} is listed in disabled_ops")
+            return Unsupported("disabled_op", f"{name} is listed in disabled_ops")
         if self.knows(name):
             return None
         if reason := rule_of(name).banned:
-            return Refusal("unsupported_op", reason)
+            return Unsupported("unsupported_op", reason)
         if not self._converts(name):
-            return Refusal("unsupported_op", f"OpenVINO has no conversion rule for {name}")
-        return Refusal(
+            return Unsupported("unsupported_op", f"OpenVINO has no conversion rule for {name}")
+        return Unsupported(
             "unsupported_op",
             f"OpenVINO converts {name}, but its results are unverified: op_support.py does not offload it either",
         )
 
-    def refuse(self, node: Node) -> Refusal | None:
+    def refuse(self, node: Node) -> Unsupported | None:
         """Returns why a node is refused, or None if it may run on OpenVINO."""
         try:
             return self._refuse(node)
         except RuntimeError as error:
             if not is_undecided_size(error):
                 raise
-            return Refusal("unsupported_op", "a rule depends on a size that is known only when the model runs")
+            return Unsupported("unsupported_op", "a rule depends on a size that is known only when the model runs")
 
-    def _refuse(self, node: Node) -> Refusal | None:
+    def _refuse(self, node: Node) -> Unsupported | None:
         name = op_name(node.target)
         if is_symbolic_scalar(node):
             allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
-            return None if allowed else Refusal("unsupported_op", "a scalar that is computed in Python")
+            return None if allowed else Unsupported("unsupported_op", "a scalar that is computed in Python")
         if name == "operator.getitem":
             return None
         if not isinstance(node.target, torch._ops.OpOverload):
-            return Refusal("unsupported_op", f"{name} is not an ATen operator")
+            return Unsupported("unsupported_op", f"{name} is not an ATen operator")
         refusal = self._refuse_overload(node, node.target, name) or _refuse_types(node, name)
         if refusal is not None or self.is_mapped(name):
             return refusal
         return self._refuse_arguments(node, name)
 
-    def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Refusal | None:
+    def _refuse_overload(self, node: Node, target: torch._ops.OpOverload, name: str) -> Unsupported | None:
         seeded = torch.Tag.nondeterministic_seeded in target.tags and not self.is_mapped(name)
         draws = rule_of(name).draws
         if seeded and (draws is None or draws(node)):
-            return Refusal("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")
+            return Unsupported("unsupported_op", f"{name} draws random numbers: torch's own generator must decide them")
         if target._schema.is_mutable:
-            return Refusal("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
+            return Unsupported("unsupported_op", f"{name} writes to its input; OpenVINO graphs are functional")
         refusal = self.refuse_name(name)
         # Training also saves the other outputs.
         others = rule_of(name).first_output_only
         if refusal is None and others and len(_used_outputs(node)) > 1:
-            return Refusal("unsupported_op", f"{others} of {name} is used")
+            return Unsupported("unsupported_op", f"{others} of {name} is used")
         return refusal
 
-    def _refuse_arguments(self, node: Node, name: str) -> Refusal | None:
+    def _refuse_arguments(self, node: Node, name: str) -> Unsupported | None:
         """Refuses arguments for which the conversion gives different results than torch."""
         outputs, rule = _used_outputs(node), rule_of(name)
         limit = self._limit(name)
         if (
             reason := (limit(node) if limit is not None else None) or _is_long(node) or _may_be_of_nothing(node)
         ) is not None:
-            return Refusal("unsupported_op", reason)
+            return Unsupported("unsupported_op", reason)
         # These types may be moved and cast, not computed with.
         narrow = any(tensor.dtype in NARROW_INTEGERS for tensor in outputs)
         if narrow and rule.movement is None and not rule.saturates:
-            return Refusal(
+            return Unsupported(
                 "unsupported_op", f"{name} computes in integers of 8 or 16 bits: torch wraps around, OpenVINO saturates"
             )
         integers = any(tensor.dtype in {torch.int64, torch.int32} for tensor in outputs)
         if integers and rule.multiplies:
-            return Refusal("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
+            return Unsupported("unsupported_op", f"{name} on integers may exceed 2^24, up to which OpenVINO is exact")
         return None
 
     def _limit(self, name: str) -> ArgumentLimit | None:
@@ -185,21 +185,21 @@ def _used_outputs(node: Node) -> list[torch.Tensor]:
     return [t for i, item in enumerate(value) if whole or i in taken for t in tensors_of(item)]
 
 
-def _refuse_types(node: Node, name: str) -> Refusal | None:
+def _refuse_types(node: Node, name: str) -> Unsupported | None:
     """Refuses dtypes, devices and sizes that OpenVINO rejects, or computes differently whatever the operator."""
     outputs = _used_outputs(node)
     if any(isinstance(value_of(source), (torch.SymFloat, torch.SymBool)) for source in node.all_input_nodes):
-        return Refusal("unsupported_op", f"{name} takes a number that Python computes from sizes")
+        return Unsupported("unsupported_op", f"{name} takes a number that Python computes from sizes")
     inputs = [tensor for source in node.all_input_nodes for tensor in tensors_of(value_of(source))]
     for tensor in (*inputs, *outputs):
         if tensor.device.type != "cpu":
-            return Refusal("unsupported_op", f"{name} has a tensor on {tensor.device}; inputs must be on the CPU")
+            return Unsupported("unsupported_op", f"{name} has a tensor on {tensor.device}; inputs must be on the CPU")
         if tensor.dtype not in _RUNS:
-            return Refusal("unsupported_op", f"{name} on {tensor.dtype}: OpenVINO does not compute it exactly")
+            return Unsupported("unsupported_op", f"{name} on {tensor.dtype}: OpenVINO does not compute it exactly")
         if is_empty(tensor):
-            return Refusal("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
+            return Unsupported("unsupported_op", f"{name} has a tensor with a dimension of size 0: nothing to compute")
         if tensor.is_sparse or tensor.is_quantized:
-            return Refusal("unsupported_op", f"{name} has a sparse or quantized tensor")
+            return Unsupported("unsupported_op", f"{name} has a sparse or quantized tensor")
     return None
 
 

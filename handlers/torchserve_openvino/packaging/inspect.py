@@ -16,7 +16,7 @@ from torchserve_openvino.serving.loading.archive import model_of
 
 
 @dataclass
-class Verdict:
+class Inspection:
     """What `inspect` found.
 
     Attributes:
@@ -40,7 +40,7 @@ class Verdict:
         return dict(vars(self))
 
 
-def inspect(path: Path) -> Verdict:
+def inspect(path: Path) -> Inspection:
     """Inspects an archive.
 
     Raises:
@@ -49,7 +49,7 @@ def inspect(path: Path) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="torchserve-openvino-") as scratch:
         folder = Path(scratch)
         extract(path, folder)
-        verdict = Verdict(model=model_of(folder))
+        verdict = Inspection(model=model_of(folder))
         if not (folder / PACKAGED_FOLDER).is_dir():
             verdict.reasons.append(
                 "it contains no compiled graphs; make it with `torchserve-openvino package --precompile`, or let "
@@ -60,7 +60,7 @@ def inspect(path: Path) -> Verdict:
         return verdict
 
 
-def _judge(folder: Path, store: Store, verdict: Verdict) -> None:
+def _judge(folder: Path, store: Store, verdict: Inspection) -> None:
     damaged = store.verify()
     verdict.reasons += [f"damaged: {problem.reason}" for problem in damaged]
     changed = _changed(folder)

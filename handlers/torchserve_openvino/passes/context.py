@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
     last: int | None = None
 
 
-class Limits(NamedTuple):
+class IntegerLimits(NamedTuple):
     """Limits that keep a subgraph's integers exact at symbolic sizes up to one.
 
     Attributes:
@@ -78,7 +78,7 @@ class PassContext:
     tensors: dict[str, Any] = field(default_factory=dict)
     compile: Compile = compile_directly
     config: Mapping[str, Any] = field(default_factory=dict)
-    limits: Sequence[Limits] = ()
+    limits: Sequence[IntegerLimits] = ()
     ranges: ValueRanges | None = None
     order: tuple[int, ...] = ()
     checks: tuple[str, ...] = ()

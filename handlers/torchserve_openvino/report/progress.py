@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN = 3.0
 
 
-class Load:
+class LoadProgress:
     """The load of one model.
 
     Args:
@@ -57,18 +57,18 @@ class Load:
         self._over.set()
 
 
-_load: ContextVar[Load | None] = ContextVar("load", default=None)
+_load: ContextVar[LoadProgress | None] = ContextVar("load", default=None)
 
 
 @contextlib.contextmanager
-def loading(name: str, seconds_between: float = SECONDS_BETWEEN) -> Iterator[Load]:
+def loading(name: str, seconds_between: float = SECONDS_BETWEEN) -> Iterator[LoadProgress]:
     """Logs what is done in the block.
 
     Args:
         name: The model's name.
         seconds_between: Time between two lines.
     """
-    load = Load(name)
+    load = LoadProgress(name)
     token = _load.set(load)
     load.log()
     thread = threading.Thread(target=load.log_until_over, args=(seconds_between,), name="load progress", daemon=True)

@@ -9,7 +9,7 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.context import MethodCompiler, WorkerContext, compiler_of
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
-from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, unique
+from torchserve_openvino.serving.observation.observe import ROOT, ObservedCall, Seen, unique
 from torchserve_openvino.serving.prepare import Preparation, Prepared, probe_shapes
 from torchserve_openvino.serving.served import describe
 from torchserve_openvino.serving.verification.measures import Measure
@@ -128,7 +128,7 @@ def prepare_models(
     return models
 
 
-def _prepared_root(root: RootModel, samples: Sequence[Call], context: WorkerContext, *, idle: bool) -> Prepared:
+def _prepared_root(root: RootModel, samples: Sequence[ObservedCall], context: WorkerContext, *, idle: bool) -> Prepared:
     """Prepares ``self.model``; ``idle`` if no sample calls it, but other modules."""
     shapes = probe_shapes(root.eager, context, declared=root.declared, samples=samples, learns=root.learns)
     preparation = Preparation(root.eager, context, shapes, quantized=root.quantized, measure=root.measure)

@@ -19,7 +19,7 @@ from torchserve_openvino.serving import precision, slower, trial
 from torchserve_openvino.serving.compilation import Compilation, Prepared
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
-from torchserve_openvino.serving.observation.observe import Call
+from torchserve_openvino.serving.observation.observe import ObservedCall
 from torchserve_openvino.serving.placement import Placement, stored_placement
 from torchserve_openvino.serving.requests.batching import overhead
 from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
@@ -39,7 +39,7 @@ class _PrecisionFailed(Exception):
 
 
 def probe_shapes(
-    eager: Any, context: WorkerContext, *, declared: Sequence[WarmupInput], samples: Sequence[Call] = (),
+    eager: Any, context: WorkerContext, *, declared: Sequence[WarmupInput], samples: Sequence[ObservedCall] = (),
     learns: bool = False,
 ) -> Shapes:  # fmt: skip
     """Decides what to compile a model for; runs it in eager PyTorch.
@@ -231,7 +231,7 @@ class Preparation:
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
         """Compiles the model again, with one graph for each shape, because fewer graphs have a flaw."""
         logger.warning("Compiling one graph for each shape: with fewer graphs, %s", flaw)
-        self._graph = one_graph.Choice(f"with fewer graphs {flaw}")
+        self._graph = one_graph.GraphChoice(f"with fewer graphs {flaw}")
         if isinstance(prepared.model.compiled, CompiledModule):
             prepared.model.compiled.drop()
         return self._compilation.make(resolved)
@@ -278,10 +278,10 @@ class Preparation:
         """Returns what prepares the model for a precision."""
         return self._int8 if self._int8 is not None and name == precision.INT8 else self
 
-    def _trial(self, name: str, resolved: ResolvedOptions) -> trial.Candidate:
+    def _trial(self, name: str, resolved: ResolvedOptions) -> trial.PrecisionCandidate:
         """Returns how a precision is tried."""
         options, of = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto"), self._candidate(name)
-        return trial.Candidate(
+        return trial.PrecisionCandidate(
             name,
             lambda cases: of._compilation.make(options, open_axes=of._graph.open_axes, trial=cases),
             lambda prepared, cases: of._admission.compare(prepared.model, prepared.report, name, cases),

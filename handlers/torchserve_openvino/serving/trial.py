@@ -30,7 +30,7 @@ VALUE_SETS = 2
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PrecisionCandidate:
     """A precision to try.
 
     Attributes:
@@ -77,7 +77,7 @@ def _briefly_verified(case: Case) -> Case:
 
 
 def run(
-    candidates: Sequence[Candidate], cases: Sequence[Case], eager_seconds: Callable[[Case], float]
+    candidates: Sequence[PrecisionCandidate], cases: Sequence[Case], eager_seconds: Callable[[Case], float]
 ) -> dict[str, Any]:
     """Tries each candidate within one time limit; returns `precision.explain`'s facts.
 
@@ -132,7 +132,7 @@ def run(
 
 
 @contextmanager
-def _compiled(candidate: Candidate, cases: Sequence[Case]) -> Iterator[tuple[Prepared, dict[str, Any]]]:
+def _compiled(candidate: PrecisionCandidate, cases: Sequence[Case]) -> Iterator[tuple[Prepared, dict[str, Any]]]:
     """Compiles and verifies a precision, for the context: afterwards, only the chosen precision may take memory."""
     logger.info("Precision %s: compiling, verifying, timing", candidate.name)
     prepared = candidate.compile(cases)

@@ -32,8 +32,8 @@ from torchserve_openvino.tasks.request_body import (
 from torchserve_openvino.tasks.standard.form import (
     Endpoint,
     Form,
+    ModelFacts,
     ModelList,
-    ServedModel,
     form_for,
     in_form,
     is_model_list,
@@ -42,7 +42,7 @@ from torchserve_openvino.tasks.standard.form import (
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestInput:
     """One input of a request.
 
     Attributes:
@@ -170,7 +170,7 @@ class HubHandler(ItemHandler):
         return self._part_by_part(items, kind, lambda parts: self._through(parts, self._explained))
 
     def _part_by_part(
-        self, items: list[Any], kind: type[Parameters], answered: Callable[[list[Part]], list[Any]]
+        self, items: list[Any], kind: type[Parameters], answered: Callable[[list[RequestInput]], list[Any]]
     ) -> list[Any]:
         asks = [isolated(partial(self._asked, item, kind)) for item in items]
         parts = [part for ask in asks if not isinstance(ask, ItemError) for part in ask[1]]
@@ -187,7 +187,7 @@ class HubHandler(ItemHandler):
                 together.append(AnswerList(mine) if ask[0].many else mine[0])
         return together
 
-    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
+    def _asked(self, item: Any, kind: type[Parameters]) -> tuple[RequestBody, list[RequestInput]]:
         max_bytes, max_inputs = self.limits()
         if isinstance(item, Addressed):
             if kind is self.parameters and (self.endpoints or item.path):
@@ -195,7 +195,7 @@ class HubHandler(ItemHandler):
             item = item.item
         return self._checked(self.ask(body(_opened(item)), max_bytes, max_inputs), kind)
 
-    def _asked_at(self, path: str, item: Any) -> tuple[RequestBody, list[Part]]:
+    def _asked_at(self, path: str, item: Any) -> tuple[RequestBody, list[RequestInput]]:
         """Reads a request that may be in a standard form; a refusal is in the same form."""
         max_bytes, max_inputs = self.limits()
 
@@ -218,14 +218,14 @@ class HubHandler(ItemHandler):
             ask = self.ask(value, max_bytes, max_inputs)
         return self._checked(ask, self.parameters)
 
-    def served_model(self) -> ServedModel:
+    def served_model(self) -> ModelFacts:
         """Returns what standard forms depend on of the model."""
-        return ServedModel(self._openvino.model_name, self._loaded, self.limits()[1])
+        return ModelFacts(self._openvino.model_name, self._loaded, self.limits()[1])
 
-    def _checked(self, ask: RequestBody, kind: type[Parameters]) -> tuple[RequestBody, list[Part]]:
+    def _checked(self, ask: RequestBody, kind: type[Parameters]) -> tuple[RequestBody, list[RequestInput]]:
         """Returns a request with its inputs, whose parameters and size are checked."""
         checked = parameters_of(kind, ask.parameters)
-        parts = [Part(item, checked, ask.form) for item in ask.inputs]
+        parts = [RequestInput(item, checked, ask.form) for item in ask.inputs]
         # Before any of them is tokenized, which takes much more time and memory than the request itself.
         characters, most = sum(map(self.characters, parts)), self._openvino.config.openvino.text.max_bytes
         if characters > most:
@@ -235,14 +235,14 @@ class HubHandler(ItemHandler):
             )
         return ask, parts
 
-    def characters(self, part: Part) -> int:
+    def characters(self, part: RequestInput) -> int:
         """Returns how many characters the tokenizer reads for an input, which is not checked yet.
 
         A task that tokenizes a text several times, with each label for instance, overrides this.
         """
         return 0
 
-    def parts_of(self, sample: bytes) -> list[Part]:
+    def parts_of(self, sample: bytes) -> list[RequestInput]:
         """Returns the inputs of a sample request.
 
         Raises:

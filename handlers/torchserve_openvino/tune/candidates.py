@@ -8,12 +8,12 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.tune.keys import HINT, OPENVINO, PRECISION, KeyPath, mapping, value_at
 from torchserve_openvino.tune.options import Option
-from torchserve_openvino.tune.queueing import Server, highest_rate, interpolated
+from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated
 from torchserve_openvino.tune.settings import Settings
 
 
 @dataclass(frozen=True, order=True)
-class Engine:
+class ComputeSettings:
     """How one worker computes: what the first stage measures in a process of its own.
 
     Attributes:
@@ -41,7 +41,7 @@ class Candidate:
         joins: Whether requests join in the engine (``asyncCommunication``) instead of in batches.
     """
 
-    engine: Engine
+    engine: ComputeSettings
     workers: int
     batch_size: int
     delay_ms: int
@@ -75,7 +75,7 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
         setting = execution.get("streams", "auto")
         streams = min(own, 4) if setting == "auto" else int(setting)
     hint = precision_of(config)
-    engine = Engine(hint, own, streams)
+    engine = ComputeSettings(hint, own, streams)
     batch_size, delay = int(config.get("batchSize", 1)), int(config.get("maxBatchDelay", 100))
     return Candidate(engine, workers, batch_size, delay, bool(config.get("asyncCommunication", False)))
 
@@ -92,7 +92,9 @@ def precision_is_pinned(config: Mapping[str, Any]) -> bool:
     return value_at(config, HINT) is not None
 
 
-def engines(present: Candidate, cores: int, precisions: list[str], options: tuple[Option, ...] = ()) -> list[Engine]:
+def engines(
+    present: Candidate, cores: int, precisions: list[str], options: tuple[Option, ...] = ()
+) -> list[ComputeSettings]:
     """Returns how workers may compute: each precision with each number of threads that divides the cores.
 
     Args:
@@ -103,7 +105,9 @@ def engines(present: Candidate, cores: int, precisions: list[str], options: tupl
     """
     threads = sorted({cores, *(cores // workers for workers in worker_counts(cores)), present.engine.threads})
     pairs = [(count, 1) for count in threads] + ([(cores, min(cores, 4))] if cores > 1 and not present.joins else [])
-    return sorted({present.engine, *(Engine(precision, *pair, options) for precision in precisions for pair in pairs)})
+    return sorted(
+        {present.engine, *(ComputeSettings(precision, *pair, options) for precision in precisions for pair in pairs)}
+    )
 
 
 def worker_counts(cores: int) -> list[int]:
@@ -113,7 +117,7 @@ def worker_counts(cores: int) -> list[int]:
 
 def ranked(
     present: Candidate,
-    times: Mapping[Engine, Mapping[int, float]],
+    times: Mapping[ComputeSettings, Mapping[int, float]],
     settings: Settings,
     cores: int,
     most: int,
@@ -144,7 +148,7 @@ def ranked(
         for count, size, delay in itertools.product(workers, sizes, settings.delays or (1, 5, 20)):
             if size == 1 and delay != (settings.delays or [1])[0]:
                 continue
-            server = Server(count, size, delay, interpolated(dict(measured)))
+            server = QueueingModel(count, size, delay, interpolated(dict(measured)))
             predicted[Candidate(engine, count, size, delay)] = highest_rate(server, limit)
     predicted.pop(present, None)
     order = sorted(predicted, key=lambda candidate: -predicted[candidate])

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from torchserve_openvino.tune.candidates import Candidate, Engine
-from torchserve_openvino.tune.search import Choice, Standing
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
+from torchserve_openvino.tune.search import SearchResult, Standing
 
 _KEYS = {"batch_size": "batchSize", "delay_ms": "maxBatchDelay", "streams": "execution.streams", "options": "keys"}
 
 
 def effects_of(
-    choice: Choice[Candidate], present: Candidate, times: dict[Engine, dict[int, float]]
+    choice: SearchResult[Candidate], present: Candidate, times: dict[ComputeSettings, dict[int, float]]
 ) -> list[dict[str, Any]]:
     """Returns how many times as fast single keys make the choice, or the present configuration where none was made.
 
@@ -33,7 +33,7 @@ def effects_of(
     )
 
 
-def _of_engines(base: Engine, times: dict[Engine, dict[int, float]]) -> Iterator[dict[str, Any]]:
+def _of_engines(base: ComputeSettings, times: dict[ComputeSettings, dict[int, float]]) -> Iterator[dict[str, Any]]:
     for engine, by_size in times.items():
         name, sizes = _only_difference(base, engine), by_size.keys() & times.get(base, {}).keys()
         if name and sizes:

@@ -12,11 +12,11 @@ from torchserve_openvino.config.openvino.precisions import BF16X3, unsupported
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune import candidates
 from torchserve_openvino.tune.archives import EAGER, Variants
-from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.keys import OPENVINO, KeyPath
 from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
 from torchserve_openvino.tune.profile import Process, Profile, Tell, WorkerFailedError, profile
-from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.proof import ModelAnswer
 from torchserve_openvino.tune.request_sizes import ONE_GRAPH, RequestSizes
 from torchserve_openvino.tune.settings import Settings
 
@@ -47,7 +47,7 @@ class FirstStage:
         self.present = candidates.present_of(variants.config, cores)
 
     @cached_property
-    def expected(self) -> list[Answer]:
+    def expected(self) -> list[ModelAnswer]:
         """Eager PyTorch's answers to the requests.
 
         Raises:
@@ -103,7 +103,7 @@ class FirstStage:
         named = {option.path: option for option in self.options()}
         return [option for option in self.sizes.options(self._settings.length_counts) if option.path not in named]
 
-    def engines(self, options: tuple[Option, ...] = ()) -> list[Engine]:
+    def engines(self, options: tuple[Option, ...] = ()) -> list[ComputeSettings]:
         """Returns the ways to compute, all but the present one with some values of further keys."""
         return candidates.engines(self.present, self._cores, self._precisions(), options)
 
@@ -121,13 +121,13 @@ class FirstStage:
         result.sizes = self.sizes.to_plain()
         return result
 
-    def effects(self, ways: Mapping[K, Engine]) -> dict[K, Interval | str]:
+    def effects(self, ways: Mapping[K, ComputeSettings]) -> dict[K, Interval | str]:
         """Returns how many times as fast calls are in other ways, all else equal, or why a way is out.
 
         Args:
             ways: Each differs from the present precision on all cores in one respect.
         """
-        plain = Engine(self.present.engine.precision, self._cores)
+        plain = ComputeSettings(self.present.engine.precision, self._cores)
         known = self._timed([plain, *ways.values()], self._few_sizes(), plain)
         if plain not in known.times:
             return dict.fromkeys(ways, f"nothing to compare with: {known.rejected.get(plain, 'not timed')}")
@@ -151,7 +151,7 @@ class FirstStage:
         if not options:
             return (), results
         effects = self.effects({
-            option: Engine(self.present.engine.precision, self._cores, options=(option,)) for option in options
+            option: ComputeSettings(self.present.engine.precision, self._cores, options=(option,)) for option in options
         })  # fmt: skip
         results |= {
             str(option): (f"{gain} times as fast" if isinstance(gain, Interval) else gain)
@@ -171,7 +171,7 @@ class FirstStage:
         batches = max(self._settings.batch_sizes or _SIZES).bit_length()
         return lengths * batches * self._variants.bytes
 
-    def _timed(self, engines: Sequence[Engine], sizes: Sequence[int], baseline: Engine) -> Profile:
+    def _timed(self, engines: Sequence[ComputeSettings], sizes: Sequence[int], baseline: ComputeSettings) -> Profile:
         """Proves engines, and times calls of so many requests; none may fall back where the baseline does not."""
         expected = self.expected
         archives = {engine: self._variants.make(self._changes(engine, max(sizes))) for engine in engines}
@@ -181,7 +181,7 @@ class FirstStage:
             for path in archives.values():
                 path.unlink()
 
-    def _changes(self, engine: Engine, most: int) -> dict[KeyPath, Any]:
+    def _changes(self, engine: ComputeSettings, most: int) -> dict[KeyPath, Any]:
         # One worker: each process stands for one.
         largest = self.present.batch_size if self.present.joins else most
         alone: Candidate = replace(self.present, engine=engine, workers=1, batch_size=largest)

@@ -13,7 +13,7 @@ from torchserve_openvino.tasks.audio.base import AudioHandler
 from torchserve_openvino.tasks.text.base import TextHandler
 
 
-class Observer:
+class SizeObserver:
     """Hooks into a handler's eager model; it notes nothing where that is compiled.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.autoscaling import autoscaling
-from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.effects import effects_of
 from torchserve_openvino.tune.keys import KeyPath
 from torchserve_openvino.tune.search import Standing
@@ -137,7 +137,7 @@ def _effort(facts: Mapping[str, Any]) -> str:
     return f"Measured for {facts['seconds']:.0f} s: {facts['windows']} windows, {facts['disturbed']} of them disturbed."
 
 
-def str_of(engine: Engine) -> str:
+def str_of(engine: ComputeSettings) -> str:
     """Returns an engine as tables name it."""
     return ", ".join(map(str, (engine.precision, engine.threads, engine.streams, *engine.options)))
 

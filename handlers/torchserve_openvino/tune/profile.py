@@ -22,8 +22,8 @@ from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.machine import available_memory
 from torchserve_openvino.bench.processes import end_piped, signals_later
 from torchserve_openvino.errors import TorchServeOpenVINOError
-from torchserve_openvino.tune.candidates import Engine
-from torchserve_openvino.tune.proof import Answer, difference
+from torchserve_openvino.tune.candidates import ComputeSettings
+from torchserve_openvino.tune.proof import ModelAnswer, difference
 
 Tell = Callable[[str], None]
 _ROUNDS = 5
@@ -47,9 +47,9 @@ class Profile:
         sizes: Sizes of the requests as `RequestSizes.to_plain` has them; empty where the model's inputs are unknown.
     """
 
-    times: dict[Engine, dict[int, float]] = field(default_factory=dict)
-    rejected: dict[Engine, str] = field(default_factory=dict)
-    rounds: dict[Engine, dict[int, list[float]]] = field(default_factory=dict, compare=False)
+    times: dict[ComputeSettings, dict[int, float]] = field(default_factory=dict)
+    rejected: dict[ComputeSettings, str] = field(default_factory=dict)
+    rounds: dict[ComputeSettings, dict[int, list[float]]] = field(default_factory=dict, compare=False)
     options: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
 
@@ -100,12 +100,14 @@ class Process:
         except (psutil.Error, AttributeError):
             return 0
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[ModelAnswer]:
         """Returns the answer to each request."""
         reply = self._ask({"do": "answers"})
         # Requests may have fallen back where the warm-up did not.
         self.report, replies = reply["report"], reply["answers"]
-        return [Answer(reply["status"], reply["content_type"], base64.b64decode(reply["body"])) for reply in replies]
+        return [
+            ModelAnswer(reply["status"], reply["content_type"], base64.b64decode(reply["body"])) for reply in replies
+        ]
 
     def sizes(self) -> dict[str, Any]:
         """Returns the sizes of the requests, as `Observer.to_plain` has them, once they were answered."""
@@ -163,13 +165,13 @@ class Process:
 
 
 def profile(
-    archives: Mapping[Engine, Path],
-    expected: Sequence[Answer],
+    archives: Mapping[ComputeSettings, Path],
+    expected: Sequence[ModelAnswer],
     bodies: Sequence[Body],
     sizes: Sequence[int],
     environment: Mapping[str, str],
     tell: Tell,
-    baseline: Engine,
+    baseline: ComputeSettings,
 ) -> Profile:
     """Proves and times engines.
 
@@ -187,7 +189,7 @@ def profile(
     """
     result = Profile()
     with ExitStack() as stack:
-        running: dict[Engine, Process] = {}
+        running: dict[ComputeSettings, Process] = {}
         for engine, archive in archives.items():
             keys = "".join(f", {option}" for option in engine.options)
             tell(f"loading {engine.precision}, {engine.threads} thread(s), {engine.streams} stream(s){keys}")
@@ -211,7 +213,9 @@ def profile(
                 result.rejected[engine] = further
                 process.close()
                 del running[engine]
-        times: dict[Engine, dict[int, list[float]]] = {engine: {size: [] for size in sizes} for engine in running}
+        times: dict[ComputeSettings, dict[int, list[float]]] = {
+            engine: {size: [] for size in sizes} for engine in running
+        }
         # All engines answer the same requests in each round: otherwise their lengths would decide.
         calls = dict.fromkeys(sizes, _WARM_CALLS)
         warm: dict[int, list[float]] = {size: [] for size in sizes}
@@ -267,7 +271,7 @@ def further_fallback(fallbacks: Mapping[str, str], allowed: Mapping[str, str]) -
 
 
 def wrong_answer(
-    expected: Sequence[Answer], answers: Sequence[Answer], precision: str, bodies: Sequence[Body]
+    expected: Sequence[ModelAnswer], answers: Sequence[ModelAnswer], precision: str, bodies: Sequence[Body]
 ) -> str | None:
     """Returns which answer is wrong and how; None if all are right."""
     for body, before, after in zip(bodies, expected, answers, strict=True):

@@ -20,7 +20,7 @@ _ARRAYS = (b"\x93NUMPY",)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """One answer.
 
     Attributes:
@@ -34,7 +34,7 @@ class Answer:
     body: bytes
 
 
-def difference(expected: Answer, answer: Answer, precision: str) -> str | None:
+def difference(expected: ModelAnswer, answer: ModelAnswer, precision: str) -> str | None:
     """Returns in what an answer differs from the expected one beyond the tolerance of a precision; None if in nothing.
 
     Numbers are compared with those beside them as the scale. Labels with scores must have the same first label, unless
@@ -55,7 +55,7 @@ def difference(expected: Answer, answer: Answer, precision: str) -> str | None:
     return _compare(before, after, tolerance, "answer")
 
 
-def _content(answer: Answer) -> Any:
+def _content(answer: ModelAnswer) -> Any:
     if answer.body.startswith(_ARRAYS):
         return np.load(io.BytesIO(answer.body), allow_pickle=False)
     if answer.content_type.startswith("image/"):

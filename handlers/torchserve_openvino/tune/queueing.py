@@ -18,7 +18,7 @@ OVERHEAD_MS = 3.0
 
 
 @dataclass(frozen=True)
-class Server:
+class QueueingModel:
     """A model behind TorchServe's queue.
 
     Attributes:
@@ -36,7 +36,7 @@ class Server:
     spread: float = 0.05
 
 
-def latencies(server: Server, rate: float, requests: int, rng: random.Random) -> np.ndarray:
+def latencies(server: QueueingModel, rate: float, requests: int, rng: random.Random) -> np.ndarray:
     """Simulates Poisson arrivals.
 
     Args:
@@ -76,7 +76,9 @@ def latencies(server: Server, rate: float, requests: int, rng: random.Random) ->
     return result
 
 
-def highest_rate(server: Server, limit_ms: float, quantile: float = 0.99, requests: int = 3000, seed: int = 0) -> float:
+def highest_rate(
+    server: QueueingModel, limit_ms: float, quantile: float = 0.99, requests: int = 3000, seed: int = 0
+) -> float:
     """Returns the highest rate in requests/s at which the quantile of simulated latencies is within the limit.
 
     Args:

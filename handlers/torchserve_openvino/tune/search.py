@@ -55,7 +55,7 @@ class Standing(Generic[C]):
 
 
 @dataclass(frozen=True)
-class Choice(Generic[C]):
+class SearchResult(Generic[C]):
     """The result of a search.
 
     Attributes:
@@ -97,7 +97,7 @@ class Search(Generic[C]):
     trials: int = 0
     standings: list[Standing[C]] = field(default_factory=list)
 
-    def run(self, present: C, others: Sequence[C]) -> Choice[C]:
+    def run(self, present: C, others: Sequence[C]) -> SearchResult[C]:
         """Runs the search.
 
         Args:
@@ -122,7 +122,7 @@ class Search(Generic[C]):
                 break
         return self._choose(standings, rounds)
 
-    def so_far(self) -> Choice[C]:
+    def so_far(self) -> SearchResult[C]:
         """Returns the choice by what is known when the search was interrupted, incomplete rounds included."""
         rounds = max((len(standing.scores) for standing in self.standings), default=0)
         if rounds >= 2:
@@ -170,28 +170,32 @@ class Search(Generic[C]):
                 break
             left = shorter
 
-    def _choose(self, standings: list[Standing[C]], rounds: int) -> Choice[C]:
+    def _choose(self, standings: list[Standing[C]], rounds: int) -> SearchResult[C]:
         present = standings[0]
         able = [standing for standing in standings if math.isfinite(standing.score)]
         if not able:
-            return Choice(standings, None, _none_serves(standings), self.trials)
+            return SearchResult(standings, None, _none_serves(standings), self.trials)
         if present in able and rounds < 2:
-            return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
+            return SearchResult(
+                standings, present, "nothing better than the present configuration was found", self.trials
+            )
         best = max((standing for standing in able if not standing.left or standing is present), key=_ratio_or_score)
         if present not in able and not present.left:
             # Interrupted: nothing can be better than what was not measured.
             reason = "the search was interrupted before the present configuration was measured, which stays"
-            return Choice(standings, present, reason, self.trials)
+            return SearchResult(standings, present, reason, self.trials)
         if present not in able:
-            return Choice(standings, best, f"the present configuration is out: {present.left}", self.trials)
+            return SearchResult(standings, best, f"the present configuration is out: {present.left}", self.trials)
         if best is present or present.ratio is None or best.ratio is None:
-            return Choice(standings, present, "nothing better than the present configuration was found", self.trials)
+            return SearchResult(
+                standings, present, "nothing better than the present configuration was found", self.trials
+            )
         if present.ratio.high >= 1 or present.ratio.value * (1 + self.smallest_gain) > best.ratio.value:
             reason = "nothing is better than the present configuration beyond the interval"
-            return Choice(standings, present, reason, self.trials)
+            return SearchResult(standings, present, reason, self.trials)
         bounds = (present.ratio.value, present.ratio.high, present.ratio.low)
         gain = Interval(*(best.ratio.value / bound for bound in bounds))
-        return Choice(standings, best, f"better than the present configuration: {gain} times", self.trials)
+        return SearchResult(standings, best, f"better than the present configuration: {gain} times", self.trials)
 
 
 def _none_serves(standings: Sequence[Standing[C]]) -> str:

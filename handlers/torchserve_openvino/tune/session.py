@@ -20,11 +20,11 @@ from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.threads import usable_cores
 from torchserve_openvino.tune import candidates
 from torchserve_openvino.tune.archives import Variants
-from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.first_stage import FirstStage
 from torchserve_openvino.tune.options import Option
 from torchserve_openvino.tune.profile import Profile, Tell
-from torchserve_openvino.tune.search import Choice, RejectedError, Search, Standing
+from torchserve_openvino.tune.search import RejectedError, Search, SearchResult, Standing
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import Bench, Trial, environment_for
 
@@ -50,7 +50,7 @@ class Result:
         interrupted: Whether the user ended it early.
     """
 
-    choice: Choice[Candidate]
+    choice: SearchResult[Candidate]
     present: Candidate
     profile: Profile
     predicted: dict[Candidate, float]
@@ -124,7 +124,7 @@ class Session:
             may_continue=lambda: time.monotonic() < deadline,
         )  # fmt: skip
         interrupted = False
-        choice: Choice[Candidate]
+        choice: SearchResult[Candidate]
         try:
             choice = search.run(present, [candidate for candidate, _ in rivals])
         except KeyboardInterrupt:
@@ -327,10 +327,10 @@ class State:
         write_atomically(self._path, json.dumps(self._content, indent=1).encode(), sync=False)
 
 
-def _engine(stored: Sequence[Any]) -> Engine:
+def _engine(stored: Sequence[Any]) -> ComputeSettings:
     """Returns the engine that `astuple` made lists of."""
     precision, threads, streams, options = stored
-    return Engine(precision, threads, streams, tuple(_option(*option) for option in options))
+    return ComputeSettings(precision, threads, streams, tuple(_option(*option) for option in options))
 
 
 def _option(path: Sequence[str], text: str, followers: Sequence[tuple[Sequence[str], str]], why: str) -> Option:

@@ -19,7 +19,7 @@ from torchserve_openvino.bench.rate import RateSearch, confirmed
 from torchserve_openvino.bench.server import TorchServeError, TorchServeProcess
 from torchserve_openvino.bench.window import MeasuredWindow, measure
 from torchserve_openvino.tune.profile import RESERVE, wrong_answer
-from torchserve_openvino.tune.proof import Answer
+from torchserve_openvino.tune.proof import ModelAnswer
 from torchserve_openvino.tune.search import RejectedError
 from torchserve_openvino.tune.settings import Settings
 
@@ -78,7 +78,7 @@ class Bench:
     store: Path
     name: str
     bodies: Sequence[Body]
-    expected: Sequence[Answer]
+    expected: Sequence[ModelAnswer]
     settings: Settings
     environment: Mapping[str, str]
     tell: Callable[[str], None]
@@ -259,7 +259,7 @@ class Bench:
                 reply = server.predict(self.name, body.data, body.content_type)
             except httpx.HTTPError as error:
                 raise RejectedError(f"{body.path.name} got no answer: {error}") from error
-            answers.append(Answer(reply.status_code, reply.headers.get("content-type", ""), reply.content))
+            answers.append(ModelAnswer(reply.status_code, reply.headers.get("content-type", ""), reply.content))
         if wrong := wrong_answer(self.expected, answers, precision, self.bodies):
             raise RejectedError(wrong)
 

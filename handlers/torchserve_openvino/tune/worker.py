@@ -17,10 +17,10 @@ from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.torchserve.base import worker_of
-from torchserve_openvino.tune.observing import Observer
+from torchserve_openvino.tune.observing import SizeObserver
 
 
-class Worker:
+class LoadedArchive:
     """The loaded archive.
 
     Args:
@@ -35,7 +35,7 @@ class Worker:
         ]
         # Requests of a folder may be sorted by size; calls must have mixed ones, as under load.
         self._order = random.Random(0).sample(range(len(bodies)), len(bodies))
-        self._observer = Observer(self._service.handler, worker_of(self._service.handler))
+        self._observer = SizeObserver(self._service.handler, worker_of(self._service.handler))
 
     def report(self) -> dict[str, Any]:
         """Returns the model's report."""
@@ -84,7 +84,7 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     worker = None
     try:
-        worker = Worker(Path(order["archive"]), [(path, kind) for path, kind in order["bodies"]])
+        worker = LoadedArchive(Path(order["archive"]), [(path, kind) for path, kind in order["bodies"]])
         reply: dict[str, Any] = {"report": worker.report()}
     except Exception as error:
         # Whatever an archive raises is the reason why its candidates are out.

@@ -21,7 +21,7 @@ from openvino import opset13 as ops
 import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build as build_module
 from torchserve_openvino.backend.runtime.crashes import journal as journal_module
-from torchserve_openvino.backend.runtime.crashes.journal import Journal, Mode, Subject, Verdict, subject_of_model
+from torchserve_openvino.backend.runtime.crashes.journal import CompileAdvice, Journal, Mode, Subject, subject_of_model
 from torchserve_openvino.backend.runtime.crashes.survive import survive
 from torchserve_openvino.backend.runtime.crashes.trial import trial_of_model
 from torchserve_openvino.backend.upstream._openvino_private import core
@@ -484,6 +484,6 @@ def test_the_journal_lies_beside_the_cache_and_a_stored_blob_keeps_the_note(
 
 
 def test_a_verdict_that_names_its_mode_is_read_back(tmp_path: Path) -> None:
-    journal, verdict = Journal(tmp_path), Verdict("unfused", "SIGILL", time.time(), 2)
+    journal, verdict = Journal(tmp_path), CompileAdvice("unfused", "SIGILL", time.time(), 2)
     journal.settle(SUBJECT, verdict, [])
     assert Journal(tmp_path).verdict(SUBJECT.identity) == verdict

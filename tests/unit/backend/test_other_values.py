@@ -8,7 +8,7 @@ from torch import nn
 from helpers import assert_same, leave_unwritten, stick
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.bisecting.trial import Experiments
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.target import SampleCall
 
 
 @pytest.mark.parametrize("make", [Net, Glued])
@@ -46,7 +46,7 @@ def test_a_model_to_which_the_order_of_values_matters_still_comes_from_the_cache
 
 @pytest.mark.parametrize("fault", [stick, leave_unwritten])
 def test_an_experiment_of_the_doctor_sees_it(monkeypatch, fault) -> None:
-    experiments = Experiments(Net().eval(), Call((X,), {}), resolve_options({}))
+    experiments = Experiments(Net().eval(), SampleCall((X,), {}), resolve_options({}))
     assert experiments.run().good
     fault(monkeypatch)
     outcome = experiments.run()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.doctor.bisecting.stock_worker import run_stock
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.target import SampleCall
 
 
 class WithDigamma(nn.Module):
@@ -35,4 +35,4 @@ if __name__ == "__main__":
     name, options, answer = sys.argv[1:]
     torch.manual_seed(0)
     model, x = MODELS[name]()
-    Path(answer).write_text(json.dumps(run_stock(model, Call((x,), {}), json.loads(options))), encoding="utf-8")
+    Path(answer).write_text(json.dumps(run_stock(model, SampleCall((x,), {}), json.loads(options))), encoding="utf-8")

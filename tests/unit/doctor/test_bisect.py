@@ -14,11 +14,11 @@ import torchserve_openvino as tov
 from helpers import break_conversion_of_tanh
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.doctor.bisecting.bisect import Culprits, find_guilty
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.target import SampleCall
 
 
 def find(model: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None, **more: Any) -> Culprits:
-    found = find_guilty(model, Call(args, {}), resolve_options(options), **more)
+    found = find_guilty(model, SampleCall(args, {}), resolve_options(options), **more)
     json.dumps(found.to_dict(), allow_nan=False)
     assert found.explanation()
     return found

@@ -14,7 +14,7 @@ from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.measure import limit_to
-from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
+from torchserve_openvino.doctor.target import SampleCall, Target, TargetSpec, load_target
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,11 @@ def test_the_limits_are_those_of_the_configuration(max_abs: float | None, words:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)).eval()
     target = Target(
-        model, Call((torch.randn(4, 64),), {}), resolve_options(None), "net", verify=VerifySection(max_abs=max_abs)
+        model,
+        SampleCall((torch.randn(4, 64),), {}),
+        resolve_options(None),
+        "net",
+        verify=VerifySection(max_abs=max_abs),
     )
     verdict = diagnose(target).comparison["verdict"]
     assert words in verdict and bool(verdict) == bool(words)

@@ -18,7 +18,7 @@ from torchserve_openvino.doctor.mapping.formula import formula_for, try_formula
 from torchserve_openvino.doctor.mapping.skeletons import as_code, mapping_file, mapping_test, parameters, signature
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import step_for_values, steps_for_break
-from torchserve_openvino.doctor.target import Call, Target, TargetSpec, load_target
+from torchserve_openvino.doctor.target import SampleCall, Target, TargetSpec, load_target
 
 aten = torch.ops.aten
 
@@ -50,22 +50,22 @@ def test_formulas_come_from_decompositions_and_from_the_operators_own_code(ill: 
 
 def test_a_formula_holds_for_other_values_than_those_seen() -> None:
     op, names = aten.leaky_relu.default, ["x", "negative_slope"]
-    found = formula_for(op, Call((torch.randn(9), 0.1), {}), names, torch._decomp.decomposition_table, None)
+    found = formula_for(op, SampleCall((torch.randn(9), 0.1), {}), names, torch._decomp.decomposition_table, None)
     assert found is not None and "negative_slope" in "".join(found.lines)
     for slope in (0.3, 0.05):
-        assert try_formula(found.lines, op, Call((torch.randn(2, 5), slope), {}), names) is not None
+        assert try_formula(found.lines, op, SampleCall((torch.randn(2, 5), slope), {}), names) is not None
 
 
 def test_a_formula_that_was_written_for_one_integer_refuses_others() -> None:
     op, names = aten.sum.dim_IntList, ["x", "dim", "keepdim", "dtype"]
-    found = formula_for(op, Call((torch.rand(3, 4), [1]), {}), names, {}, None)
+    found = formula_for(op, SampleCall((torch.rand(3, 4), [1]), {}), names, {}, None)
     assert found is not None and "ops.reduce_sum(x, [1], False)" in "".join(found.lines)
-    assert try_formula(found.lines, op, Call((torch.rand(5, 6), [1]), {}), names) is not None
-    assert try_formula(found.lines, op, Call((torch.rand(5, 6), [0]), {}), names) is None
+    assert try_formula(found.lines, op, SampleCall((torch.rand(5, 6), [1]), {}), names) is not None
+    assert try_formula(found.lines, op, SampleCall((torch.rand(5, 6), [0]), {}), names) is None
 
 
 def test_a_wrong_formula_is_not_offered() -> None:
-    seen = Call((torch.rand(3),), {})
+    seen = SampleCall((torch.rand(3),), {})
     assert try_formula(["return ops.exp(x)"], aten.exp.default, seen, ["x"]) is not None
     assert try_formula(["return ops.sin(x)"], aten.exp.default, seen, ["x"]) is None
     assert try_formula(["return ops.no_such_operation(x)"], aten.exp.default, seen, ["x"]) is None
@@ -182,9 +182,9 @@ def test_causes_in_the_values_are_told_from_those_in_the_operator() -> None:
 
 
 def test_a_piece_that_is_too_small_needs_nothing() -> None:
-    helper = Helper(Target(torch.nn.ReLU(), Call((), {}), resolve_options(None), "m"))
+    helper = Helper(Target(torch.nn.ReLU(), SampleCall((), {}), resolve_options(None), "m"))
     sample = OpSample(
-        aten.relu.default, Call((torch.ones(1),), {}), [], "tiny_partition", "a piece of 1 light operator"
+        aten.relu.default, SampleCall((torch.ones(1),), {}), [], "tiny_partition", "a piece of 1 light operator"
     )
     (step,) = helper.steps(sample)
     assert step.title.startswith("nothing") and yaml.safe_load(step.yaml)["pt2"]

@@ -14,10 +14,10 @@ from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import BusyError, ConfigError, VerificationError
-from torchserve_openvino.generation.text.engine import Load, Piece, Sampling, Token
+from torchserve_openvino.generation.text.engine import EngineLoad, GeneratedToken, Piece, Sampling
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up
 from torchserve_openvino.generation.text.opening import open_engine
-from torchserve_openvino.generation.text.proof import DRIFT, TIE, Proof, prove
+from torchserve_openvino.generation.text.proof import DRIFT, TIE, GenerationProof, prove
 from torchserve_openvino.generation.text.settings import properties
 
 pytest.importorskip("transformers")
@@ -39,13 +39,13 @@ class Played:
 
         def pieces() -> Any:
             for token, logprob in self.answers[len(prompt)][: sampling.max_tokens]:
-                yield Piece(0, (Token(token, logprob),))
+                yield Piece(0, (GeneratedToken(token, logprob),))
             self.open -= 1
 
         return pieces()
 
-    def load(self) -> Load:
-        return Load(0, 0, 0.0, 0, 0)
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0.0, 0, 0)
 
     def close(self) -> None:
         pass
@@ -59,7 +59,7 @@ def place(best: int, *rivals: tuple[int, float]) -> tuple[tuple[int, float], ...
 WANTED = Expected((7, 8), (1, 2, 3), (place(1), place(2, (9, -1.0 - TIE / 2), (6, -1.5)), place(3)))
 
 
-def proven(answers: dict[int, list[tuple[int, float]]], **given: Any) -> Proof:
+def proven(answers: dict[int, list[tuple[int, float]]], **given: Any) -> GenerationProof:
     return prove(
         Played(answers), given.get("expected", [WANTED]), given.get("near", NEAR), given.get("forms", ["f32"]),
         VerifySection(**given.get("verify", {})),

@@ -15,10 +15,10 @@ from digits import TRAINED, pictures, trained
 from torchserve_openvino.cli.reports.tables import show_proof
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.quantizing.accuracy import Judge
+from torchserve_openvino.packaging.quantizing.accuracy import AccuracyComparison
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.gate import gated, layers_of, without
-from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, read, shared_items
+from torchserve_openvino.packaging.quantizing.samples import CalibrationSample, Samples, read, shared_items
 
 pytest.importorskip("nncf")
 
@@ -37,7 +37,10 @@ def samples(digits: tuple[Tensor, Tensor], first: int, count: int, *, labeled: b
     images, labels = digits
     places = range(first, first + count)
     return Samples(
-        tuple(Sample(str(n), ((images[n : n + 1],), {}), int(labels[n]) if labeled else None) for n in places), ""
+        tuple(
+            CalibrationSample(str(n), ((images[n : n + 1],), {}), int(labels[n]) if labeled else None) for n in places
+        ),
+        "",
     )
 
 
@@ -54,7 +57,7 @@ def int8(trained: nn.Module, digits: tuple[Tensor, Tensor]) -> Any:
 
 def test_int8_is_within_a_point_of_f32(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
     held_out = samples(digits, TRAINED, 400)
-    judge = Judge(held_out, "auto", trained)
+    judge = AccuracyComparison(held_out, "auto", trained)
     kept, proof = gated(int8, judge, 0.01, compiled, mixes=True)
     assert proof.metric == "top1" and proof.f32 > 0.9 and proof.items == 400
     assert kept is int8 and proof.in_f32 == () and len(proof.steps) == 1 and proof.steps[0].drop <= 0.01
@@ -75,10 +78,11 @@ def test_layers_that_cost_much_stay_in_f32(trained: nn.Module, digits: tuple[Ten
     """One layer sees values in service that calibration did not: dark pictures for bright ones."""
     section = QuantizeSection.model_validate({"method": "int8", "calibration": {"data": "x"}})
     dark = Samples(
-        tuple(Sample(s.name, ((s.inputs[0][0] * 0.02,), {}), s.label) for s in samples(digits, 0, 50).items), ""
+        tuple(CalibrationSample(s.name, ((s.inputs[0][0] * 0.02,), {}), s.label) for s in samples(digits, 0, 50).items),
+        "",
     )
     model = quantized(exported(trained, dark.items)[0], section, dark.items)
-    judge = Judge(samples(digits, TRAINED, 200), "auto", trained)
+    judge = AccuracyComparison(samples(digits, TRAINED, 200), "auto", trained)
     kept, proof = gated(model, judge, 0.01, compiled, mixes=True)
     assert proof.steps[0].drop > 0.1 and 0 < len(proof.in_f32) <= len(layers_of(model))
     assert layers_of(kept) == [name for name in layers_of(model) if name not in proof.in_f32]
@@ -98,15 +102,15 @@ def test_a_layer_in_f32_takes_its_input_as_it_is(int8: Any, digits: tuple[Tensor
 
 
 def test_without_labels_f32_is_right(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
-    assert Judge(samples(digits, TRAINED, 10, labeled=False), "auto", trained).metric == "cosine"
-    judge = Judge(samples(digits, TRAINED, 100, labeled=False), "auto", trained, classifies=True)
+    assert AccuracyComparison(samples(digits, TRAINED, 10, labeled=False), "auto", trained).metric == "cosine"
+    judge = AccuracyComparison(samples(digits, TRAINED, 100, labeled=False), "auto", trained, classifies=True)
     assert judge.metric == "agreement" and judge.reference.value == 1.0 and judge.score(int8).value >= 0.98
-    cosine = Judge(samples(digits, TRAINED, 100, labeled=False), "cosine", trained)
+    cosine = AccuracyComparison(samples(digits, TRAINED, 100, labeled=False), "cosine", trained)
     assert 0.99 < cosine.score(int8).value <= 1.0
-    f1 = Judge(samples(digits, TRAINED, 100), "f1", trained)
+    f1 = AccuracyComparison(samples(digits, TRAINED, 100), "f1", trained)
     assert 0.9 < f1.reference.value <= 1.0
     with pytest.raises(PackagingError, match="needs quantize.evaluation.labels"):
-        Judge(samples(digits, TRAINED, 10, labeled=False), "top1", trained)
+        AccuracyComparison(samples(digits, TRAINED, 10, labeled=False), "top1", trained)
 
 
 def test_batch_sizes_stay_open(trained: nn.Module, digits: tuple[Tensor, Tensor], int8: Any) -> None:
@@ -158,7 +162,7 @@ def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     model = Tokens().eval()
-    some = tuple(Sample("", ((torch.randint(500, (1, 5 + n % 3)),), {})) for n in range(12))
+    some = tuple(CalibrationSample("", ((torch.randint(500, (1, 5 + n % 3)),), {})) for n in range(12))
     section = QuantizeSection.model_validate({"method": method, "calibration": {"data": "x"}})
     made = quantized(exported(model, some)[0], section, some)
     stored = exported(made, some)[0]
@@ -185,8 +189,8 @@ def test_a_model_of_tokens_becomes_small(method: str, tmp_path: Path) -> None:
 
 def test_requests_that_were_calibrated_on_are_counted(tmp_path: Path) -> None:
     def items(*rows: int) -> Samples:
-        made = [Sample(str(row), ((torch.full((1, 3), float(row)),), {"mask": torch.ones(1, 3, dtype=torch.bool)}))
-                for row in rows]  # fmt: skip
+        mask = {"mask": torch.ones(1, 3, dtype=torch.bool)}
+        made = [CalibrationSample(str(row), ((torch.full((1, 3), float(row)),), mask)) for row in rows]
         return Samples(tuple(made), "")
 
     assert shared_items(items(1, 2, 3), items(3, 4, 2)) == 2

@@ -14,7 +14,7 @@ from torchserve_openvino.cli import app
 from torchserve_openvino.packaging.archive import run_archiver
 from torchserve_openvino.serving.threads import usable_cores
 from torchserve_openvino.tune.autoscaling import autoscaling
-from torchserve_openvino.tune.candidates import Candidate, Engine
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
 HANDLER = "from torchserve_openvino.tasks.tensor import TensorHandler\nclass Mine(TensorHandler):\n    pass\n"
@@ -102,7 +102,7 @@ def test_a_configuration_that_was_broken_by_hand_is_refused(results: Path, tmp_p
 
 def test_targets_for_autoscalers() -> None:
     """40 requests/s of 2 workers at 100 ms are 4 at a time; 70 % of that are 1.4 for each worker."""
-    targets = autoscaling(Candidate(Engine("f32", 1, 1), 2, 8, 5), 40.0, 100.0, 12.34)
+    targets = autoscaling(Candidate(ComputeSettings("f32", 1, 1), 2, 8, 5), 40.0, 100.0, 12.34)
     assert targets["keda"]["metadata"]["threshold"] == "28"
     assert targets["ray"] == {"autoscaling_config": {"target_ongoing_requests": 1.4}, "max_ongoing_requests": 8}
     assert targets["ready_seconds"] == 12.3

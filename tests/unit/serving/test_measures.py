@@ -15,8 +15,8 @@ from torchserve_openvino.serving.verification.measures import (
     Cosine,
     Detections,
     Independent,
-    Judged,
     Measure,
+    Measurement,
     Relative,
     Similarities,
     Top1,
@@ -90,7 +90,7 @@ def test_the_worst_figure_of_an_answer_is_that_of_its_worst_output() -> None:
     assert math.isnan(Cosine().judge([nan, bad], [good, good]).worst)
     assert Top1().judge([good * 2, good], [good, good]).worst == pytest.approx(0.119203, rel=1e-4)
     # Integers and outputs of another shape are not judged here.
-    assert Relative().judge([good.int(), good[0]], [good.int(), good]) == Judged()
+    assert Relative().judge([good.int(), good[0]], [good.int(), good]) == Measurement()
 
 
 BOXES = torch.tensor([[[0.5, 0.5, 0.2, 0.2], [0.2, 0.3, 0.1, 0.1], [0.8, 0.8, 0.1, 0.3]]])
@@ -125,7 +125,7 @@ def test_detections_are_judged_by_label_place_and_score(logits, boxes, wrong) ->
 
 def test_detections_of_sigmoids_have_no_class_for_nothing() -> None:
     sigmoids = OBJECTS - 3.0
-    assert Detections().judge([sigmoids, BOXES], [sigmoids, BOXES]) == Judged(0.0, (), frozenset({0, 1}))
+    assert Detections().judge([sigmoids, BOXES], [sigmoids, BOXES]) == Measurement(0.0, (), frozenset({0, 1}))
     judged = Detections().judge([sigmoids - torch.eye(3)[2], BOXES], [sigmoids, BOXES])
     assert "image 0: lacks 1" in judged.problems[0]
     # The score of the third object, a sigmoid of 3, becomes that of 2.
@@ -133,7 +133,7 @@ def test_detections_of_sigmoids_have_no_class_for_nothing() -> None:
 
 
 def test_detections_without_any_object_have_no_figure() -> None:
-    assert Detections().judge([OBJECTS - 20.0, BOXES], [OBJECTS - 20.0, BOXES]) == Judged()
+    assert Detections().judge([OBJECTS - 20.0, BOXES], [OBJECTS - 20.0, BOXES]) == Measurement()
 
 
 @pytest.mark.parametrize(

@@ -208,9 +208,9 @@ def test_small_weights_and_foreign_backends_keep_a_graph_for_each() -> None:
 )
 def test_flaws(facts, text) -> None:
     summary = SimpleNamespace(**{"coverage": 1.0, "fallbacks": 0, "recompiles": 0, "graphs": 1, **facts})
-    found = one_graph.Choice("", inputs().open_axes(ones=False), limit=2).flaw(summary)  # type: ignore[arg-type]
+    found = one_graph.GraphChoice("", inputs().open_axes(ones=False), limit=2).flaw(summary)  # type: ignore[arg-type]
     assert (text in found) if text else not found
-    assert not one_graph.Choice("asked for", inputs().open_axes(ones=True)).flaw(summary)  # type: ignore[arg-type]
+    assert not one_graph.GraphChoice("asked for", inputs().open_axes(ones=True)).flaw(summary)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pictures", [True, False])

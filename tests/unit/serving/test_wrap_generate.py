@@ -14,7 +14,7 @@ from language_models import prompts, seq2seq, tiny
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
-from torchserve_openvino.generation.compiled.layout import Sizes
+from torchserve_openvino.generation.compiled.layout import GraphSizes
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.serving.torchserve.base import worker_of
@@ -124,7 +124,7 @@ def test_the_proof_finds_another_model(archive) -> None:
     one, other = tiny("gpt2"), tiny("gpt2")
     with torch.no_grad():
         other.transformer.h[0].attn.c_attn.weight.mul_(1.5)
-    generation = CompiledGeneration(one, Sizes(40, (8,)))
+    generation = CompiledGeneration(one, GraphSizes(40, (8,)))
     for model, passed in ((one, True), (other, False)):
         proof = Trials(one, type(one).generate, model.generate, generation, 6).run([], "f32", VerifySection())
         assert proof.passed is passed and proof.tokens_compared > 0
@@ -132,7 +132,7 @@ def test_the_proof_finds_another_model(archive) -> None:
 
 
 def test_what_graphs_do_not_take_is_not_ignored() -> None:
-    face = with_compiled_forward(CompiledGeneration(tiny("gpt2"), Sizes(40, (8,))))
+    face = with_compiled_forward(CompiledGeneration(tiny("gpt2"), GraphSizes(40, (8,))))
     ids = torch.tensor(prompts(5))
     with pytest.raises(InvalidInputError, match="token_type_ids is not taken"):
         face(ids, token_type_ids=torch.ones_like(ids))

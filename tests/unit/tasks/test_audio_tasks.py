@@ -20,7 +20,7 @@ from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.shapes.plan import shapes_of
-from torchserve_openvino.tasks.audio.base import Head
+from torchserve_openvino.tasks.audio.base import AudioHead
 from torchserve_openvino.tasks.audio.classifier import AudioClassifier
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
 from torchserve_openvino.tasks.catalog import guessed
@@ -149,7 +149,7 @@ def test_a_masked_recording_is_answered_as_alone(kind, norm) -> None:
     mask = (torch.arange(padded.shape[1]) < alone.shape[1]).long()[None]
     with torch.no_grad():
         expected, changed = model(alone).logits, model(padded).logits
-        found = Head(model, masks=True)(padded, mask)
+        found = AudioHead(model, masks=True)(padded, mask)
     assert not torch.allclose(changed, expected, atol=1e-3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 

@@ -9,20 +9,20 @@ from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooL
 from torchserve_openvino.tasks.generation.reading import (
     CHATS,
     COMPLETIONS,
+    GenerationLimits,
     GenerationRequest,
-    Limits,
     Prompt,
-    Reader,
+    RequestReader,
     endpoint_of,
 )
 from torchserve_openvino.tasks.openai import RequestError, openai_error
 
-LIMITS = Limits(max_tokens=50, max_length=100, max_bytes=10_000, max_inputs=8, vocabulary=len(tokenizer()))
+LIMITS = GenerationLimits(max_tokens=50, max_length=100, max_bytes=10_000, max_inputs=8, vocabulary=len(tokenizer()))
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def reader(*, chats: bool = True) -> Reader:
-    return Reader(tokenizer(chats=chats), "net", LIMITS)
+def reader(*, chats: bool = True) -> RequestReader:
+    return RequestReader(tokenizer(chats=chats), "net", LIMITS)
 
 
 def prompts(asked: GenerationRequest) -> list[Prompt]:

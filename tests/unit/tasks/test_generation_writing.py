@@ -6,9 +6,9 @@ import random
 import pytest
 
 from chat_models import PROMPTS, tokenizer
-from torchserve_openvino.generation.text.engine import Token
+from torchserve_openvino.generation.text.engine import GeneratedToken
 from torchserve_openvino.tasks.generation.answers import Completion
-from torchserve_openvino.tasks.generation.detokenizer import Detokenizer, Placed, Writer
+from torchserve_openvino.tasks.generation.detokenizer import Detokenizer, PlacedToken, TextWriter
 from torchserve_openvino.tasks.generation.reading import GenerationRequest
 
 WORDS = tokenizer()
@@ -31,12 +31,12 @@ def bytes_of(text: str) -> list[int]:
     return [WORDS.convert_tokens_to_ids(letter) for letter in letters]
 
 
-def written(tokens: list[int], *stops: str) -> tuple[str, list[str], Writer]:
+def written(tokens: list[int], *stops: str) -> tuple[str, list[str], TextWriter]:
     """The text, its pieces, and the writer."""
-    writer = Writer(decode, stops, lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    writer = TextWriter(decode, stops, lists_tokens=True, special=frozenset(WORDS.all_special_ids))
     pieces = []
     for token in tokens:
-        goes_on = writer.add(Token(token))
+        goes_on = writer.add(GeneratedToken(token))
         pieces.append(writer.take().text)
         if not goes_on:
             break
@@ -76,9 +76,9 @@ def test_endless_nonsense_is_not_kept_forever() -> None:
 
 def test_special_tokens_are_no_text_and_are_not_listed_at_the_end() -> None:
     tokens = [*ids("a model"), WORDS.eos_token_id]
-    writer = Writer(decode, (), lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    writer = TextWriter(decode, (), lists_tokens=True, special=frozenset(WORDS.all_special_ids))
     for token in tokens:
-        writer.add(Token(token))
+        writer.add(GeneratedToken(token))
     writer.end()
     delta = writer.take()
     assert delta.text == "a model" and [each.token.id for each in delta.tokens] == tokens[:-1]
@@ -105,10 +105,10 @@ def test_the_beginning_of_a_stop_text_that_does_not_go_on_is_text() -> None:
 
 
 def test_tokens_come_with_their_text() -> None:
-    writer = Writer(decode, ("served",), lists_tokens=True)
+    writer = TextWriter(decode, ("served",), lists_tokens=True)
     listed = []
     for token in ids(TEXT):
-        goes_on = writer.add(Token(token))
+        goes_on = writer.add(GeneratedToken(token))
         delta = writer.take()
         listed += delta.tokens
         if not goes_on:
@@ -121,6 +121,6 @@ def test_tokens_come_with_their_text() -> None:
 
 def test_of_tokens_with_one_text_the_most_probable_one_is_listed() -> None:
     asked = GenerationRequest("completion", ())
-    placed = Placed(Token(1, -0.1, ((1, -0.1), (2, -2.0), (3, -3.0))), 0, "x")
+    placed = PlacedToken(GeneratedToken(1, -0.1, ((1, -0.1), (2, -2.0), (3, -3.0))), 0, "x")
     found = Completion(asked, "net", lambda tokens: "y" if tokens == [3] else "x")._by_text(placed)
     assert found == {"x": -0.1, "y": -3.0}

@@ -19,7 +19,7 @@ from documents import python_answer, same_form, schema_problems, task_examples
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError
 from torchserve_openvino.generation.images.graphs import SafetyGraph, SafetyStandIn
 from torchserve_openvino.generation.images.pictures import _picture
-from torchserve_openvino.generation.parts import Calls
+from torchserve_openvino.generation.parts import GraphCalls
 from torchserve_openvino.tasks.pictures.handler import ImageGenerator
 
 OPENAI = "v1/images/generations"
@@ -250,7 +250,7 @@ def test_a_stream_needs_http(worker) -> None:
 def test_the_safety_checker_flags_as_its_own_forward() -> None:
     torch.manual_seed(1)
     checker = safety_checker(0.35)
-    standing = SafetyStandIn(checker, {"safety": Calls(SafetyGraph(checker))})
+    standing = SafetyStandIn(checker, {"safety": GraphCalls(SafetyGraph(checker))})
     flags = []
     with torch.no_grad():
         for seed in range(12):

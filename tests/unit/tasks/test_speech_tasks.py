@@ -271,12 +271,14 @@ def test_subtitles() -> None:
         Segment(3661.25, 3662.0, "In\nLondon", ()),
     )
     transcripts = Transcript("Ada lived. In London", None, segments, "german", 3662.0)
-    made = {name: endpoints.body(transcripts, endpoints.Form(name, "translate", 0.2))[0] for name in ("srt", "vtt")}
+    made = {
+        name: endpoints.body(transcripts, endpoints.AnswerForm(name, "translate", 0.2))[0] for name in ("srt", "vtt")
+    }
     assert made["srt"] == (
         "1\n00:00:00,000 --> 00:00:01,500\nAda -> lived.\n\n2\n01:01:01,250 --> 01:01:02,000\nIn\nLondon\n\n"
     )
     assert made["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAda -> lived.\n\n01:01:01.250")
-    verbose = endpoints.body(transcripts, endpoints.Form("verbose_json", "translate", 0.2))[0]
+    verbose = endpoints.body(transcripts, endpoints.AnswerForm("verbose_json", "translate", 0.2))[0]
     assert verbose["language"] == "english" and [each["id"] for each in verbose["segments"]] == [0, 1]
     assert verbose["segments"][0]["temperature"] == 0.2 and verbose["segments"][0]["compression_ratio"] > 0
 

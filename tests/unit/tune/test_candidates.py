@@ -10,7 +10,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.candidates import (
     Candidate,
-    Engine,
+    ComputeSettings,
     changes,
     engines,
     precision_is_pinned,
@@ -44,10 +44,10 @@ def config(text: str = YAML) -> dict[str, Any]:
 
 
 def test_the_present_configuration_is_read_with_its_defaults() -> None:
-    assert present_of(config(), 4) == Candidate(Engine("f32", 2), 2, 16, 100)
-    assert present_of({}, 4) == Candidate(Engine("f32", 4), 1, 1, 100)
+    assert present_of(config(), 4) == Candidate(ComputeSettings("f32", 2), 2, 16, 100)
+    assert present_of({}, 4) == Candidate(ComputeSettings("f32", 4), 1, 1, 100)
     streams = {"handler": {"openvino": {"precision": "bf16", "execution": {"mode": "throughput"}}}}
-    assert present_of(streams, 8) == Candidate(Engine("bf16", 8, 4), 1, 1, 100)
+    assert present_of(streams, 8) == Candidate(ComputeSettings("bf16", 8, 4), 1, 1, 100)
 
 
 def test_engines_share_the_cores_in_each_way() -> None:
@@ -63,12 +63,12 @@ def test_requests_that_join_in_the_engine_are_not_batched() -> None:
     chosen = ranked(present, times, Settings(), 4, 8)
     assert {(each.batch_size, each.delay_ms, each.joins) for each, _ in chosen} == {(1, 100, True)}
     # Eight at once in 200 ms with one thread.
-    assert dict(chosen)[Candidate(Engine("f32", 1), 4, 1, 100, True)] == pytest.approx(4 * 40)
+    assert dict(chosen)[Candidate(ComputeSettings("f32", 1), 4, 1, 100, True)] == pytest.approx(4 * 40)
 
 
 def test_candidates_stay_within_the_cores_and_what_the_user_names() -> None:
     present = present_of(config(), 2)
-    times = {Engine("f32", 1): {1: 10.0, 8: 60.0}, Engine("f32", 2): {1: 6.0, 8: 35.0}}
+    times = {ComputeSettings("f32", 1): {1: 10.0, 8: 60.0}, ComputeSettings("f32", 2): {1: 6.0, 8: 35.0}}
     found = ranked(present, times, Settings(p99=100.0, batch_sizes=[1, 8], delays=[2]), 2, 4)
     assert found and all(each.workers * each.engine.threads <= 2 for each, _ in found)
     assert {each.delay_ms for each, _ in found} == {2}
@@ -78,7 +78,7 @@ def test_candidates_stay_within_the_cores_and_what_the_user_names() -> None:
 
 def test_only_what_differs_is_changed_and_everything_else_stays() -> None:
     present = present_of(config(), 2)
-    chosen = Candidate(Engine("bf16", 2, 2), 1, 8, 5)
+    chosen = Candidate(ComputeSettings("bf16", 2, 2), 1, 8, 5)
     changed = changes(chosen, present, config())
     text = changed_yaml(YAML, "net.yaml", changed, {("batchSize",): "1.8 times"})
     assert yaml.safe_load(text) == with_changes(config(), changed)
@@ -93,16 +93,16 @@ def test_only_what_differs_is_changed_and_everything_else_stays() -> None:
 
 
 def test_a_pinned_precision_is_changed_where_it_is_pinned() -> None:
-    other = Candidate(Engine("bf16", 1), 2, 16, 100)
+    other = Candidate(ComputeSettings("bf16", 1), 2, 16, 100)
     (path,) = changes(other, present_of(config(), 2), config())
     assert path[-1] == "INFERENCE_PRECISION_HINT"
-    (path,) = changes(other, Candidate(Engine("f32", 1), 2, 16, 100), {})
+    (path,) = changes(other, Candidate(ComputeSettings("f32", 1), 2, 16, 100), {})
     assert path == ("handler", "openvino", "precision")
 
 
 def test_the_tuned_yaml_is_valid(tmp_path: Any) -> None:
     present = present_of(config(), 2)
-    changed = changes(Candidate(Engine("bf16", 2, 2), 1, 8, 5), present, config())
+    changed = changes(Candidate(ComputeSettings("bf16", 2, 2), 1, 8, 5), present, config())
     path = tmp_path / "model-config.yaml"
     path.write_text(changed_yaml(YAML, "net.yaml", changed, dict.fromkeys(changed, "tuned")))
     assert load_serving_config(path).openvino.execution.streams == 2

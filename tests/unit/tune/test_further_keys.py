@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.tune.candidates import Candidate, Engine, changes, engines
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes, engines
 from torchserve_openvino.tune.keys import with_changes
 from torchserve_openvino.tune.options import Option, effect, offered, worth_taking
 from torchserve_openvino.tune.settings import Settings
@@ -47,8 +47,8 @@ def test_users_name_other_keys() -> None:
 @pytest.mark.parametrize("task", ["tensor", "image_classifier", "text_classifier", "text_generator"])
 def test_every_value_is_valid(task: str) -> None:
     for option in offered(CONFIG, task, None, True):
-        present = Candidate(Engine("f32", 2), 1, 1, 1)
-        changed = changes(Candidate(Engine("f32", 2, 1, (option,)), 1, 1, 1), present, CONFIG)
+        present = Candidate(ComputeSettings("f32", 2), 1, 1, 1)
+        changed = changes(Candidate(ComputeSettings("f32", 2, 1, (option,)), 1, 1, 1), present, CONFIG)
         assert changed == option.changes
         load_serving_config(with_changes(CONFIG, changed), check_device=False)
 
@@ -75,7 +75,7 @@ def test_of_several_values_of_a_key_the_fastest_is_taken() -> None:
 
 
 def test_all_engines_but_the_present_one_have_the_values_that_were_taken() -> None:
-    present = Candidate(Engine("f32", 2), 1, 1, 1)
+    present = Candidate(ComputeSettings("f32", 2), 1, 1, 1)
     ways = engines(present, 2, ["f32", "bf16"], (FOLD,))
     assert present.engine in ways and all(way.options == (FOLD,) for way in ways if way != present.engine)
     assert "image.fold true" in str(Candidate(ways[0] if ways[0].options else ways[1], 1, 1, 1))

@@ -16,7 +16,7 @@ import pytest
 
 from documents import ROOT
 from torchserve_openvino.tune.page import to_html
-from torchserve_openvino.tune.search import Choice, Standing
+from torchserve_openvino.tune.search import SearchResult, Standing
 from tuned import BEST, DEAD, PRESENT, SLOWER, facts
 
 browser = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def test_tables_are_sorted_by_a_click(tmp_path: Path) -> None:
 
 @browser
 def test_a_run_without_any_window_opens_too(tmp_path: Path) -> None:
-    none = Choice([Standing(PRESENT, left="no rate at which the limit holds")], None, "no candidate serves", 1)
+    none = SearchResult([Standing(PRESENT, left="no rate at which the limit holds")], None, "no candidate serves", 1)
     page = to_html(facts(choice=none, trials=[], confirmation=None, claim=None))
     seen = opened(tmp_path, page, ("script", first_cells("servers")), ("click", "#servers th button"))
     assert seen["values"] == [[str(PRESENT)]]

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchserve_openvino.tune.proof import Answer, difference
+from torchserve_openvino.tune.proof import ModelAnswer, difference
 
 
-def answer(value: Any, status: int = 200) -> Answer:
-    return Answer(status, "application/json", json.dumps(value).encode())
+def answer(value: Any, status: int = 200) -> ModelAnswer:
+    return ModelAnswer(status, "application/json", json.dumps(value).encode())
 
 
-def array(values: np.ndarray) -> Answer:
+def array(values: np.ndarray) -> ModelAnswer:
     file = io.BytesIO()
     np.save(file, values)
-    return Answer(200, "application/octet-stream", file.getvalue())
+    return ModelAnswer(200, "application/octet-stream", file.getvalue())
 
 
 RIGHT = [
@@ -66,7 +66,7 @@ def test_what_is_wrong(before: Any, after: Any, precision: str, reason: str) -> 
 
 
 def test_failures_answered_fast_are_wrong() -> None:
-    found = difference(answer([0.5]), Answer(503, "text/plain", b"busy"), "f32")
+    found = difference(answer([0.5]), ModelAnswer(503, "text/plain", b"busy"), "f32")
     assert found == "status 503 instead of 200: busy"
 
 
@@ -75,12 +75,16 @@ def test_arrays_and_bytes() -> None:
     assert difference(array(values), array(values + 1e-5), "f32") is None
     assert "differs" in str(difference(array(values), array(values + 0.1), "bf16"))
     assert "shape" in str(difference(array(values), array(values.T), "f32"))
-    assert "instead of" in str(difference(Answer(200, "x/y", b"\xff\x00"), Answer(200, "x/y", b"\xff\x01"), "f32"))
+    assert "instead of" in str(
+        difference(ModelAnswer(200, "x/y", b"\xff\x00"), ModelAnswer(200, "x/y", b"\xff\x01"), "f32")
+    )
 
 
-def stream(*pieces: str) -> Answer:
+def stream(*pieces: str) -> ModelAnswer:
     events = [json.dumps({"id": "a", "choices": [{"delta": {"content": piece}}]}) for piece in pieces]
-    return Answer(200, "text/event-stream", "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode())
+    return ModelAnswer(
+        200, "text/event-stream", "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
+    )
 
 
 def test_streams_are_compared_by_their_text() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from torchserve_openvino.bench.statistics import Interval
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.tune.candidates import Candidate, Engine, changes
+from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes
 from torchserve_openvino.tune.keys import with_changes
 from torchserve_openvino.tune.options import Option, worth_taking
 from torchserve_openvino.tune.request_sizes import Lengths, RequestSizes, fitted_lengths
@@ -124,7 +124,9 @@ def test_every_value_is_valid() -> None:
         assert any(option.path == each.path for option in options)
         for option in options:
             changed = changes(
-                Candidate(Engine("f32", 2, 1, (option,)), 1, 1, 1), Candidate(Engine("f32", 2), 1, 1, 1), {}
+                Candidate(ComputeSettings("f32", 2, 1, (option,)), 1, 1, 1),
+                Candidate(ComputeSettings("f32", 2), 1, 1, 1),
+                {},
             )
             load_serving_config(with_changes(config, changed), check_device=False)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from torchserve_openvino.tune.search import Choice, RejectedError, Search
+from torchserve_openvino.tune.search import RejectedError, Search, SearchResult
 
 BUDGET = 20
 
@@ -29,7 +29,7 @@ def machine(rates: list[float], rng: random.Random) -> Callable[[int], float]:
     return measure
 
 
-def searched(rates: list[float], seed: int) -> Choice[int]:
+def searched(rates: list[float], seed: int) -> SearchResult[int]:
     rng = random.Random(seed)
     return Search(machine(rates, rng), BUDGET, rng).run(0, range(1, len(rates)))
 

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from torchserve_openvino.tune.candidates import Engine
+from torchserve_openvino.tune.candidates import ComputeSettings
 from torchserve_openvino.tune.options import Option
 from torchserve_openvino.tune.profile import Profile
 from torchserve_openvino.tune.session import State
 
 FOLD = Option(("handler", "openvino", "image", "fold"), "true")
 PROFILE = Profile(
-    {Engine("f32", 2): {1: 3.5, 8: 20.0}, Engine("f32", 2, 1, (FOLD,)): {1: 3.0, 8: 18.0}},
-    {Engine("bf16", 1, 2): "wrong answer to a.jpg"},
+    {ComputeSettings("f32", 2): {1: 3.5, 8: 20.0}, ComputeSettings("f32", 2, 1, (FOLD,)): {1: 3.0, 8: 18.0}},
+    {ComputeSettings("bf16", 1, 2): "wrong answer to a.jpg"},
     options={str(FOLD): "1.17 (1.1 to 1.2) times as fast"},
 )
 

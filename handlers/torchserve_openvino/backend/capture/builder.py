@@ -17,7 +17,13 @@ from torch.fx import GraphModule, Node
 
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.instrumentation import Observation
-from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode, float_layers, partition
+from torchserve_openvino.backend.partitioning.partition import (
+    Partitioned,
+    RefusedNode,
+    Subgraph,
+    float_layers,
+    partition,
+)
 from torchserve_openvino.backend.partitioning.views import is_view
 from torchserve_openvino.backend.routes.partition_cache import StoredPartition
 from torchserve_openvino.backend.routes.serialized_graph import Blueprint
@@ -33,7 +39,7 @@ from torchserve_openvino.backend.settings import BackendSettings, RunningPartiti
 from torchserve_openvino.backend.spec import ValueSpec, spec_of
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import CompileDiedError
-from torchserve_openvino.ops import Refusal, op_name
+from torchserve_openvino.ops import Unsupported, op_name
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.passes.fx.weight_integers import CLOSED, REFUSED
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
@@ -41,7 +47,7 @@ from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 # --- runs a subgraph that OpenVINO could not compile: in eager PyTorch, or with Inductor if the user chose it -----
 
 
-def fallback_for(part: Part, settings: BackendSettings) -> Callable[..., Any]:
+def fallback_for(part: Subgraph, settings: BackendSettings) -> Callable[..., Any]:
     """Returns the subgraph as a function.
 
     Args:
@@ -80,7 +86,7 @@ def _spec(node: Any) -> ValueSpec | None:
 class _InductorThenEager:
     """A subgraph that Inductor compiles at the first call; if it fails, that is counted and eager runs from then on."""
 
-    def __init__(self, part: Part, settings: BackendSettings) -> None:
+    def __init__(self, part: Subgraph, settings: BackendSettings) -> None:
         self._part = part
         self._settings = settings
         self._run: Callable[..., Any] = torch.compile(part.graph, backend="inductor", dynamic=None)
@@ -134,7 +140,7 @@ class GraphBuilder:
         self._gm = gm
         self._settings = settings
         self._record = record
-        self._refused: dict[str, Refusal] = {}
+        self._refused: dict[str, Unsupported] = {}
         self._partitioned = self._partition()
 
     def build(self, weights: Mapping[int, torch.Tensor]) -> Assembled:
@@ -195,7 +201,7 @@ class GraphBuilder:
 
     # --- splitting --------------------------------------------------------------------------------------------
 
-    def _refuse(self, node: Node) -> Refusal | None:
+    def _refuse(self, node: Node) -> Unsupported | None:
         refusal = self._settings.support.refuse(node)
         if refusal is not None and refusal.kind == "unsupported_op" and CLOSED in node.meta:
             # Computed in torch, once.
@@ -203,7 +209,7 @@ class GraphBuilder:
         refusal = self._refused.get(op_name(node.target)) or refusal
         leave_out = self._settings.instrumentation.leave_out
         if refusal is None and leave_out is not None and (reason := leave_out(node)) is not None:
-            return Refusal("disabled_op", reason)
+            return Unsupported("disabled_op", reason)
         return refusal
 
     def _partition(self) -> Partitioned:
@@ -216,7 +222,7 @@ class GraphBuilder:
         ]
         return partitioned
 
-    def _constants(self, part: Part, weights: Mapping[int, torch.Tensor]) -> Constants:
+    def _constants(self, part: Subgraph, weights: Mapping[int, torch.Tensor]) -> Constants:
         placeholders = {node.name: i for i, node in enumerate(self._gm.graph.find_nodes(op="placeholder"))}
         constants: Constants = {}
         for position, node in enumerate(part.arguments):
@@ -239,7 +245,7 @@ class GraphBuilder:
 
     def _convert_missing(
         self, constants: Mapping[str, Constants], stored: Mapping[str, StoredPartition | None]
-    ) -> tuple[dict[str, Converted | None], dict[str, Refusal]]:
+    ) -> tuple[dict[str, Converted | None], dict[str, Unsupported]]:
         """Converts the parts that the cache does not have.
 
         Returns:
@@ -247,8 +253,8 @@ class GraphBuilder:
             be left out.
         """
         result: dict[str, Converted | None] = {}
-        refused: dict[str, Refusal] = {}
-        failed: list[tuple[Part, ConversionError]] = []
+        refused: dict[str, Unsupported] = {}
+        failed: list[tuple[Subgraph, ConversionError]] = []
         for part in self._partitioned.parts:
             if stored.get(part.name) is not None:
                 continue
@@ -262,7 +268,7 @@ class GraphBuilder:
             except ConversionError as error:
                 result[part.name] = None
                 fresh = error.ops - self._refused.keys()
-                refused |= {op: Refusal("conversion_failed", str(error)) for op in fresh}
+                refused |= {op: Unsupported("conversion_failed", str(error)) for op in fresh}
                 if not fresh:
                     failed.append((part, error))
         # Operators that are left out change the partitions, which are then converted again.
@@ -310,7 +316,7 @@ class GraphBuilder:
             blueprint = Blueprint(self._partitioned, [keys[p.name] for p in self._partitioned.parts], self._record)
         return Assembled(run, blueprint)
 
-    def _compile(self, part: Part, converted: Converted | None, record: PartitionRecord) -> Built | None:
+    def _compile(self, part: Subgraph, converted: Converted | None, record: PartitionRecord) -> Built | None:
         settings = self._settings
         if converted is None:
             record.runs_on = settings.fallback_to
@@ -339,7 +345,7 @@ class GraphBuilder:
     def _name(self, part_name: str) -> str:
         return f"graph {self._record.index} / {part_name}"
 
-    def _part_failed(self, kind: Any, part: Part, error: Exception) -> None:
+    def _part_failed(self, kind: Any, part: Subgraph, error: Exception) -> None:
         settings = self._settings
         name = self._name(part.name)
         settings.tracker.add_fallback(kind, name, to=settings.fallback_to, reason=str(error))

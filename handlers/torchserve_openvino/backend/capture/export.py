@@ -228,7 +228,7 @@ _RECORDS_GRADIENTS = "gradients are recorded, which exported graphs do not suppo
 
 
 @dataclass
-class Exported:
+class ExportedGraph:
     """The graph of one signature, and how a call's inputs and outputs map to it."""
 
     graph: CompiledGraph
@@ -249,7 +249,7 @@ class ExportedModel:
         self._settings = settings
         self._lock = threading.RLock()
         # Maps each signature to its graph, or to the reason why there is none.
-        self._found: dict[Any, Exported | str] = {}
+        self._found: dict[Any, ExportedGraph | str] = {}
         self._state: list[Any] = []
         self._reached = ReachedState(torch.nn.Module())
         self._keeps_state = ""
@@ -261,9 +261,9 @@ class ExportedModel:
         """Runs the model; exports it for each new signature, and again after the module itself has changed."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         outcome = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
-        if isinstance(outcome, Exported) and torch.is_grad_enabled() and outcome.binding.records_gradients:
+        if isinstance(outcome, ExportedGraph) and torch.is_grad_enabled() and outcome.binding.records_gradients:
             outcome = _RECORDS_GRADIENTS
-        if isinstance(outcome, Exported):
+        if isinstance(outcome, ExportedGraph):
             # The graph already contains the casts of an autocast region.
             with torch.autocast("cpu", enabled=False):
                 return outcome.binding.run(outcome.graph, leaves)
@@ -276,7 +276,7 @@ class ExportedModel:
     def release_weights(self) -> None:
         """See `CompiledGraph.release_weights`."""
         for outcome in self._found.values():
-            if isinstance(outcome, Exported):
+            if isinstance(outcome, ExportedGraph):
                 outcome.graph.release_weights()
 
     def drop(self) -> None:
@@ -303,7 +303,7 @@ class ExportedModel:
 
     def _exported(
         self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Exported | str:
+    ) -> ExportedGraph | str:
         assert isinstance(self._model, torch.nn.Module)
         key = _key(leaves, spec)
         with self._lock:
@@ -321,7 +321,7 @@ class ExportedModel:
 
     def _export(
         self, model: torch.nn.Module, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Exported | str:
+    ) -> ExportedGraph | str:
         start = time.perf_counter()
         tracker = self._settings.tracker
         tracker.cache.traces += 1
@@ -355,7 +355,7 @@ class ExportedModel:
         record = GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)
         graph = SharedGraph(Lowered(gm, facts, record)).compiled(self._settings)
         graph.record.lower_seconds = time.perf_counter() - start
-        return Exported(graph, binding)
+        return ExportedGraph(graph, binding)
 
 
 def _copied(gm: GraphModule) -> GraphModule:

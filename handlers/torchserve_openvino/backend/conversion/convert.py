@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from torchserve_openvino.backend.conversion.convert_ts import convert_traced, named_by_torchscript
 from torchserve_openvino.backend.conversion.mapped_ops import Mapped, replace_mapped
-from torchserve_openvino.backend.partitioning.partition import Part
+from torchserve_openvino.backend.partitioning.partition import Subgraph
 from torchserve_openvino.backend.spec import Interface, SizeLimits, ValueSpec, checked_spec, spec_of
 from torchserve_openvino.backend.upstream._openvino_private import fx_to_model
 from torchserve_openvino.backend.upstream._torch_private import compile_lock
@@ -56,7 +56,7 @@ class Converted:
 
 
 def convert(
-    part: Part, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str, compile: Compile
+    part: Subgraph, constants: Mapping[int, torch.Tensor], mappings: Mappings, converter: str, compile: Compile
 ) -> Converted:
     """Converts one part of a graph.
 
@@ -97,7 +97,9 @@ def convert(
     return Converted(model, interface, (decoder, module), time.perf_counter() - start)
 
 
-def _copy(part: Part, constants: Mapping[int, torch.Tensor], compile: Compile) -> tuple[torch.fx.Graph, PassContext]:
+def _copy(
+    part: Subgraph, constants: Mapping[int, torch.Tensor], compile: Compile
+) -> tuple[torch.fx.Graph, PassContext]:
     """Returns a copy of a part's graph, and what passes need to change it."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(part.graph.graph, {}))
@@ -106,7 +108,7 @@ def _copy(part: Part, constants: Mapping[int, torch.Tensor], compile: Compile) -
     return graph, PassContext(constants=constants, tensors=tensors, compile=compile)
 
 
-def _interface(part: Part, names: Sequence[str], context: PassContext) -> Interface:
+def _interface(part: Subgraph, names: Sequence[str], context: PassContext) -> Interface:
     """Returns how the part is called.
 
     Args:
@@ -145,7 +147,7 @@ def _convert_fx(module: GraphModule, interface: Interface, mapped: Mapped, mappi
     return _with_all_inputs(model, module.graph), decoder
 
 
-def _conversion_error(error: Exception, part: Part, mapped: Mapped, converter: str) -> ConversionError:
+def _conversion_error(error: Exception, part: Subgraph, mapped: Mapped, converter: str) -> ConversionError:
     """Returns the error with the operators that it names."""
     if mapped.error is not None:
         return ConversionError(str(mapped.error), frozenset({mapped.failed_op}))
@@ -158,7 +160,7 @@ def _conversion_error(error: Exception, part: Part, mapped: Mapped, converter: s
     return ConversionError(message, named)
 
 
-def _refuse_mapped(part: Part, mappings: Mappings) -> None:
+def _refuse_mapped(part: Subgraph, mappings: Mappings) -> None:
     """Raises if the part has operators that the user mapped: TorchScript's tracer can't call the mappings."""
     mapped = frozenset(name for name in part.op_counts if mappings.covers(name))
     if mapped:

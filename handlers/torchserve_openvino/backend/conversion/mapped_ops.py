@@ -109,7 +109,7 @@ def _accepts(convert: Convert, name: str, position: int) -> bool:
 
 def _replace(graph: Graph, node: Node, bound: Bound, mapped: Mapped) -> None:
     inputs = list(dict.fromkeys(node.all_input_nodes))
-    call = _Call(op_name(node.target), bound, inputs, value_of(node), mapped)
+    call = _MappedCall(op_name(node.target), bound, inputs, value_of(node), mapped)
     users = list(node.users)
     takes = [user for user in users if user.target is operator.getitem]
     several = isinstance(value_of(node), (list, tuple))
@@ -128,7 +128,7 @@ def _replace(graph: Graph, node: Node, bound: Bound, mapped: Mapped) -> None:
         graph.erase_node(node)
 
 
-class _Call:
+class _MappedCall:
     """One mapped node: calls the mapping once, and serves all its outputs from that call."""
 
     def __init__(self, name: str, bound: Bound, inputs: list[Node], value: Any, mapped: Mapped) -> None:

@@ -15,11 +15,11 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from torchserve_openvino.backend.partitioning.views import hand_out_views
-from torchserve_openvino.ops import Refusal, does_work, moves_only, op_name, where_of
+from torchserve_openvino.ops import Unsupported, does_work, moves_only, op_name, where_of
 from torchserve_openvino.ops.names import HANDED_OUT, tensors_of, value_of
 from torchserve_openvino.report.records import quantizes
 
-Refuse = Callable[[Node], Refusal | None]
+Refuse = Callable[[Node], Unsupported | None]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class RefusedNode:
     """A node that stays in eager PyTorch."""
 
     op: str
-    refusal: Refusal
+    refusal: Unsupported
     where: str
 
 
 @dataclass
-class Part:
+class Subgraph:
     """One subgraph for OpenVINO.
 
     Attributes:
@@ -70,12 +70,12 @@ class Partitioned:
     """The outer graph with a call for each part, and the nodes that are in no part."""
 
     outer: GraphModule
-    parts: list[Part]
+    parts: list[Subgraph]
     left_out: list[RefusedNode]
     ops_total: int
 
 
-_HANDED_OUT = Refusal("unsupported_op", "a view that leaves the graph")
+_HANDED_OUT = Unsupported("unsupported_op", "a view that leaves the graph")
 
 
 class _Support(OperatorSupportBase):
@@ -94,7 +94,7 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
         refuse: Returns the reason to keep a node out of OpenVINO, or None.
         min_partition_us: The option of this name (`BackendOptions`).
     """
-    refusals: dict[Node, Refusal | None] = {}
+    refusals: dict[Node, Unsupported | None] = {}
     copied = torch.fx.Graph()
     copied.output(copied.graph_copy(gm.graph, {}))
     outer = GraphModule(gm, copied)
@@ -128,7 +128,7 @@ def partition(gm: GraphModule, refuse: Refuse, min_partition_us: float | None = 
             graph = fused.get_submodule(str(node.target))
             assert isinstance(graph, GraphModule)
             counts = Counter(op_name(n.target) for n in graph.graph.nodes if does_work(n))
-            parts.append(Part(str(node.target), graph, tuple(node.args), counts))
+            parts.append(Subgraph(str(node.target), graph, tuple(node.args), counts))
     return Partitioned(fused, parts, left_out, ops_total)
 
 
@@ -194,7 +194,7 @@ def _is_light(target: torch._ops.OpOverload) -> bool:
     return bool(_LIGHT.intersection(target.tags)) or moves_only(op_name(target))
 
 
-def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Refusal | None:
+def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Unsupported | None:
     """Returns the reason to leave a piece in eager PyTorch, or None.
 
     Args:
@@ -205,7 +205,7 @@ def refuse_tiny(nodes: Sequence[Node], least_us: float) -> Refusal | None:
     if estimate is None or estimate >= least_us:
         return None
     ops = sum(does_work(node) for node in nodes)
-    return Refusal(
+    return Unsupported(
         "tiny_partition",
         f"a piece of {ops} light operator(s), about {estimate:.0f} us in eager PyTorch: less than it costs to call "
         f"OpenVINO (min_partition_us: {least_us:g})",

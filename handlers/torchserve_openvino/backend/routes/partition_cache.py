@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from torchserve_openvino.backend.conversion.convert import Converted
-    from torchserve_openvino.backend.partitioning.partition import Part
+    from torchserve_openvino.backend.partitioning.partition import Subgraph
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class PartitionCache:
         self.mappings = mappings
         self.mapped: set[Path] = set()
 
-    def fields(self, part: "Part", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
+    def fields(self, part: "Subgraph", constants: Mapping[int, "torch.Tensor"]) -> dict[str, Any] | None:
         """Returns the fields of a partition's key; None if the graph has no plain form."""
         try:
             graph = serialized_part(part)

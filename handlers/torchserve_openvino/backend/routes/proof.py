@@ -14,7 +14,7 @@ from torchserve_openvino.report import Tracker
 logger = logging.getLogger(__name__)
 
 
-class Proof:
+class RouteProof:
     """Compares a route with eager PyTorch on the caller's values, and on the same in another order, in poisoned memory.
 
     Args:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.conversion.mapped_ops import module_of
-from torchserve_openvino.backend.partitioning.partition import Part, Partitioned, RefusedNode
+from torchserve_openvino.backend.partitioning.partition import Partitioned, RefusedNode, Subgraph
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.spec import spec_of
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
@@ -283,7 +283,7 @@ class Blueprint:
         return self.partitioned.left_out
 
 
-def serialized_part(part: Part) -> Plain:
+def serialized_part(part: Subgraph) -> Plain:
     """Returns everything that decides what a partition computes, except its constants.
 
     Raises:
@@ -298,7 +298,7 @@ def serialized_part(part: Part) -> Plain:
     }
 
 
-def mapped_modules(part: Part) -> dict[str, str]:
+def mapped_modules(part: Subgraph) -> dict[str, str]:
     """Returns digests of a part's mapped modules without their weights, by the names of their operators.
 
     Raises:

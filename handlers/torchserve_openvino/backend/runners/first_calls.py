@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.routes.frozen import Unverified
-from torchserve_openvino.backend.runners.guarded import Traced
+from torchserve_openvino.backend.runners.guarded import TracedModel
 from torchserve_openvino.backend.settings import BackendSettings
 
 
@@ -30,10 +30,10 @@ class FirstCalls:
         self._recorder = settings.recorder
         self._comparison = settings.comparison
 
-    def wrap(self, traced: Traced) -> Traced:
+    def wrap(self, traced: TracedModel) -> TracedModel:
         """Returns a traced model whose calls are compared."""
         whole = None if traced.whole is None else self._compared(traced.whole)
-        return Traced(self._compared(traced.call), traced.release_weights, traced.drop, whole)
+        return TracedModel(self._compared(traced.call), traced.release_weights, traced.drop, whole)
 
     def _compared(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -10,8 +10,8 @@ import torch
 
 from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route, call_key
-from torchserve_openvino.backend.routes.proof import Proof
-from torchserve_openvino.backend.runners.guarded import Runner, Traced, is_exported
+from torchserve_openvino.backend.routes.proof import RouteProof
+from torchserve_openvino.backend.runners.guarded import Runner, TracedModel, is_exported
 from torchserve_openvino.backend.runtime.execute import FallbackPartition
 from torchserve_openvino.backend.runtime.own_weights import give_pages_back
 from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
@@ -35,7 +35,7 @@ class FreezingRunner(Runner):
     def __init__(
         self,
         model: Callable[..., Any],
-        trace: Callable[[], Traced],
+        trace: Callable[[], TracedModel],
         settings: BackendSettings,
         calls: CallCache | None,
         proves: bool,
@@ -161,8 +161,8 @@ class FreezingRunner(Runner):
     def _proven(
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any] | None:
-        """Returns the result of a route from the cache; None if it is wrong (see `Proof`)."""
-        proof = Proof(self.model, self._tracker, self.poisoned)
+        """Returns the result of a route from the cache; None if it is wrong (see `RouteProof`)."""
+        proof = RouteProof(self.model, self._tracker, self.poisoned)
         result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
         if problem:
             logger.warning("A cached model is rejected and compiled again: %s", problem)

@@ -22,7 +22,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedModel:
     """The model through ``torch.compile`` or ``torch.export``.
 
     Attributes:
@@ -64,7 +64,7 @@ class Runner:
         released: Whether the weights were freed.
     """
 
-    def __init__(self, model: Callable[..., Any], trace: Callable[[], Traced], tracker: Tracker) -> None:
+    def __init__(self, model: Callable[..., Any], trace: Callable[[], TracedModel], tracker: Tracker) -> None:
         self.model = model
         self.report = CompileReport(tracker)
         self._trace = trace
@@ -141,7 +141,7 @@ class Runner:
             self._traced.drop()
 
     @functools.cached_property
-    def _traced(self) -> Traced:
+    def _traced(self) -> TracedModel:
         """The traced model, made when a call must first be traced: a worker that starts warm never imports Dynamo."""
         return self._trace()
 

@@ -17,7 +17,7 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.backend.runtime.memory import OutputMemory, array_over, computed_outputs, poison_array
-from torchserve_openvino.backend.spec import Interface, SizeLimits, Sizes, ValueSpec, checked_spec
+from torchserve_openvino.backend.spec import Interface, SizeLimits, SymbolicSizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
 from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
 from torchserve_openvino.passes.context import Bounds
@@ -84,7 +84,7 @@ def as_traced(result: Any, spec: ValueSpec) -> Any:
     return laid_out_copy(result, spec.layout)
 
 
-def _check_limits(tensors: Sequence[torch.Tensor], limits: Sequence[SizeLimits], sizes: Sizes | None) -> None:
+def _check_limits(tensors: Sequence[torch.Tensor], limits: Sequence[SizeLimits], sizes: SymbolicSizes | None) -> None:
     """Checks the sizes of a call and the values of its integers.
 
     Raises:
@@ -266,7 +266,7 @@ class CompiledPartition:
             request = self._requests.pop()
         except IndexError:
             request = _Request(self.compiled)
-        sizes = Sizes() if self._sized else None
+        sizes = SymbolicSizes() if self._sized else None
         try:
             # Kept alive until infer() returns: the request holds raw pointers to the memory of contiguous copies.
             tensors = []
@@ -311,7 +311,7 @@ class CompiledPartition:
         kept_outputs = zip(results, request.outputs, strict=True)
         return [result if kept is None else kept.clone() for result, kept in kept_outputs]
 
-    def _infer_copied(self, request: Any, sizes: Sizes | None) -> list[Any]:
+    def _infer_copied(self, request: Any, sizes: SymbolicSizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:
             for position, computed in enumerate(self._computed):
                 # Other outputs may be the caller's own memory.

@@ -33,7 +33,7 @@ _ARITHMETIC = frozenset(
 )  # fmt: skip
 
 
-class Calls(Lines):
+class CallLines(Lines):
     """Writes the nodes that are calls of operators."""
 
     def _assign(self, node: Any, depth: int, expression: str) -> None:

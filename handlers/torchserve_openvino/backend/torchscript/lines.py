@@ -29,7 +29,7 @@ class UntranslatableError(Exception):
 
 
 @dataclass
-class Written:
+class PythonSource:
     """A method of a module as the source of a Python function.
 
     Attributes:
@@ -61,7 +61,7 @@ class Lines:
         written: Receives the lines, and the objects that they mean.
     """
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: PythonSource) -> None:
         self.written = written
         self._constants: dict[str, Constant] = {}
         # Expressions of values, by the name of the value.

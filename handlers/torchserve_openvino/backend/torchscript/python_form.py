@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.torchscript.lines import UntranslatableError, Written
+from torchserve_openvino.backend.torchscript.lines import PythonSource, UntranslatableError
 from torchserve_openvino.backend.torchscript.writer import write
 from torchserve_openvino.backend.upstream._torch_script import attribute_of, has_script_hooks, method_of
 from torchserve_openvino.ops.names import TORCHSCRIPT_SUFFIX
@@ -109,7 +109,7 @@ def identifiable(model: Any) -> Any:
         return model
 
 
-def _made(written: Written, name: str) -> PythonForm:
+def _made(written: PythonSource, name: str) -> PythonForm:
     text = "\n".join(written.lines) + "\n"
     # Models of the same name have lines of their own.
     file = f"{name if name.isidentifier() else 'model'}-{zlib.crc32(text.encode()):08x}{TORCHSCRIPT_SUFFIX}"

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.torchscript.calls import PLAIN, Calls
-from torchserve_openvino.backend.torchscript.lines import PREFIX, Constant, UntranslatableError, Written
+from torchserve_openvino.backend.torchscript.calls import PLAIN, CallLines
+from torchserve_openvino.backend.torchscript.lines import PREFIX, Constant, PythonSource, UntranslatableError
 from torchserve_openvino.backend.torchscript.scalar_ops import CHANGING, WITHOUT_EFFECT
 from torchserve_openvino.backend.upstream._torch_script import inlined_graph, source_of
 
@@ -32,7 +32,7 @@ _NEW_CONTAINERS = frozenset(
 )
 
 
-def write(method: Any, module: torch.nn.Module | None) -> Written:
+def write(method: Any, module: torch.nn.Module | None) -> PythonSource:
     """Writes a method as Python.
 
     Args:
@@ -42,7 +42,7 @@ def write(method: Any, module: torch.nn.Module | None) -> Written:
     Raises:
         UntranslatableError: It has an operator that has no form in Python.
     """
-    written = Written()
+    written = PythonSource()
     try:
         _Writer(method, module, written)
     except UntranslatableError as error:
@@ -51,8 +51,8 @@ def write(method: Any, module: torch.nn.Module | None) -> Written:
     return written
 
 
-class _Writer(Calls):
-    def __init__(self, method: Any, module: torch.nn.Module | None, written: Written) -> None:
+class _Writer(CallLines):
+    def __init__(self, method: Any, module: torch.nn.Module | None, written: PythonSource) -> None:
         super().__init__(written)
         # Attributes that the code assigns, with the line of the first assignment.
         self._assigned: dict[str, str] = {}

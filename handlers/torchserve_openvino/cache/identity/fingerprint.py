@@ -73,7 +73,7 @@ def fingerprint(model: Any) -> Fingerprint:
     Takes about 0.3 s for each GB of weights, and milliseconds for the rest.
     """
     try:
-        walk = _Walk(model)
+        walk = _ModelWalk(model)
         walk.value(model, type(model).__name__)
         walk.torch_itself()
         weights = weights_digest(model)
@@ -84,7 +84,7 @@ def fingerprint(model: Any) -> Fingerprint:
     return Fingerprint(walk.hash.hexdigest(), weights, tuple(dict.fromkeys(walk.unknown)))
 
 
-class _Walk(CodeWalk):
+class _ModelWalk(CodeWalk):
     """One pass over everything that is reachable from a model."""
 
     def __init__(self, model: Any) -> None:
@@ -155,7 +155,7 @@ class _Walk(CodeWalk):
             digests = []
             for item in value:
                 # A set has no order: its items are hashed one by one and their digests sorted.
-                alone = _Walk(None)
+                alone = _ModelWalk(None)
                 alone.value(item, where)
                 self.unknown += alone.unknown
                 digests.append(alone.hash.hexdigest())

@@ -34,7 +34,7 @@ ORPHAN_SECONDS = 3600.0
 _MANIFEST = re.compile(rf"({HEX.pattern})\.json")
 
 
-class Size(NamedTuple):
+class StoreSize(NamedTuple):
     """What a store holds.
 
     Attributes:
@@ -110,11 +110,11 @@ def objects(root: Path) -> dict[str, tuple[Path, os.stat_result]]:
     return by_digest
 
 
-def size(root: Path) -> Size:
+def size(root: Path) -> StoreSize:
     """Counts entries, objects and bytes."""
     entries, files = manifests(root), objects(root)
     total = sum(entry.bytes for entry in entries) + sum(status.st_size for _, status in files.values())
-    return Size(len(entries), len(files), total)
+    return StoreSize(len(entries), len(files), total)
 
 
 def shrink(

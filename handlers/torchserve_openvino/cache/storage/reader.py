@@ -29,7 +29,7 @@ from torchserve_openvino.errors import DamagedEntryError
 
 
 @dataclass
-class Events:
+class CacheEvents:
     """Counts since the store was opened; safe to add to from several threads.
 
     Attributes:
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 _FILE_GONE = "an object is missing"
 
 
-class Reader:
+class StoreReader:
     """Loads entries.
 
     Args:
@@ -95,7 +95,7 @@ class Reader:
         private: Whether a manifest that another user could have written counts as damaged.
     """
 
-    def __init__(self, root: Path, objects: Objects, events: Events, *, writable: bool, private: bool) -> None:
+    def __init__(self, root: Path, objects: Objects, events: CacheEvents, *, writable: bool, private: bool) -> None:
         self._root = root
         self._objects = objects
         self._events = events

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchserve_openvino.cache.storage import housekeeping
 from torchserve_openvino.cache.storage.directory import Draft, open_root, remove
-from torchserve_openvino.cache.storage.housekeeping import Freed, Problem, Progress, Size
+from torchserve_openvino.cache.storage.housekeeping import Freed, Problem, Progress, StoreSize
 from torchserve_openvino.cache.storage.locks import commit_lock, hold
 from torchserve_openvino.cache.storage.manifest import (
     KINDS,
@@ -29,7 +29,7 @@ from torchserve_openvino.cache.storage.manifest import (
     record_of,
 )
 from torchserve_openvino.cache.storage.objects import Objects, Source
-from torchserve_openvino.cache.storage.reader import Events, Reader
+from torchserve_openvino.cache.storage.reader import CacheEvents, StoreReader
 from torchserve_openvino.errors import DamagedEntryError
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Store:
         packaged: Path | None = None,
         created: str | None = None,
     ) -> None:
-        self.events = Events()
+        self.events = CacheEvents()
         self.read_only = not writable
         self._created = created
         self.root, self.why_read_only = open_root(Path(root), writable=writable, private=private)
@@ -81,13 +81,13 @@ class Store:
         self.limit_bytes = limit_bytes
         self.lock_seconds = lock_seconds
         self.objects = Objects(self.root)
-        self._reader = Reader(self.root, self.objects, self.events, writable=self.writable, private=private)
+        self._reader = StoreReader(self.root, self.objects, self.events, writable=self.writable, private=private)
         self._readers = [self._reader]
         self.packaged = None
         if packaged is not None:
             self.packaged = open_root(packaged, writable=False, private=False).path
             self._readers.append(
-                Reader(self.packaged, Objects(self.packaged), self.events, writable=False, private=False)
+                StoreReader(self.packaged, Objects(self.packaged), self.events, writable=False, private=False)
             )
         self._told: set[str] = set()
         if self.writable:
@@ -275,7 +275,7 @@ class Store:
         """Removes all entries, objects and temporary files."""
         return self._change(lambda: housekeeping.clear(self.root))
 
-    def size(self) -> Size:
+    def size(self) -> StoreSize:
         """Returns what the store holds, in entries, objects and bytes."""
         return housekeeping.size(self.root)
 
@@ -309,13 +309,13 @@ class Store:
 
 __all__ = [
     "LIMIT_BYTES",
+    "CacheEvents",
     "DamagedEntryError",
     "Entry",
-    "Events",
     "FileRef",
     "Freed",
     "Kind",
     "Problem",
-    "Size",
     "Store",
+    "StoreSize",
 ]

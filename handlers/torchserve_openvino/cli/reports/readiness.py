@@ -14,7 +14,7 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     """Where to ask.
 
     Attributes:
@@ -30,7 +30,7 @@ class Server:
     inference_token: str | None = None
 
 
-def not_ready(server: Server, model: str | None, seconds: float) -> str:
+def not_ready(server: ServerAddress, model: str | None, seconds: float) -> str:
     """Returns why a model, or one of all models, is not ready; empty if they are.
 
     Args:
@@ -58,7 +58,7 @@ def _client(url: str, seconds: float) -> httpx.Client:
     return httpx.Client(trust_env=urlsplit(url).hostname not in _LOOPBACK, timeout=seconds)
 
 
-def _names(client: httpx.Client, server: Server, seconds: float) -> Sequence[str]:
+def _names(client: httpx.Client, server: ServerAddress, seconds: float) -> Sequence[str]:
     """Returns all models: from the host itself, or from TorchServe's management API."""
     headers = {"Authorization": f"Bearer {server.token}"} if server.token else {}
     refused: httpx.ConnectError | None = None
@@ -87,7 +87,7 @@ def _name(entry: Any) -> str:
     return f"{name}/{entry['modelVersion']}" if "modelVersion" in entry else name
 
 
-def _problem(client: httpx.Client, server: Server, model: str, seconds: float) -> str:
+def _problem(client: httpx.Client, server: ServerAddress, model: str, seconds: float) -> str:
     states = _worker_states(server, model, seconds)
     if states and "READY" not in states:
         return "no worker is READY: it loads, or has ended"
@@ -107,7 +107,7 @@ def _problem(client: httpx.Client, server: Server, model: str, seconds: float) -
     return _verdict(answer)
 
 
-def _worker_states(server: Server, model: str, seconds: float) -> set[str]:
+def _worker_states(server: ServerAddress, model: str, seconds: float) -> set[str]:
     """Returns the states of a model's workers; none where no management API shows them."""
     for address in dict.fromkeys((server.url, server.management)):
         try:

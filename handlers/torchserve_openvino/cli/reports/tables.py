@@ -13,7 +13,7 @@ from torchserve_openvino.cli.console import stdout
 from torchserve_openvino.report.text import products_line, verify_line
 
 if TYPE_CHECKING:
-    from torchserve_openvino.packaging.inspect import Verdict
+    from torchserve_openvino.packaging.inspect import Inspection
 
 _MOST_SHAPES = 3
 
@@ -195,7 +195,7 @@ def _text(value: Any) -> str:
 # --- whether an archive starts warm, as text ----------------------------------------------------------------------
 
 
-def show(path: Path, verdict: "Verdict") -> None:
+def show(path: Path, verdict: "Inspection") -> None:
     """Prints how an archive starts on this machine, and why."""
     meaning = {
         "warm": "nothing is traced or compiled",

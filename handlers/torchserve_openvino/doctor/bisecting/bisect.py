@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.doctor.bisecting.trial import Experiments, NodeInfo, Outcome
+from torchserve_openvino.doctor.bisecting.trial import Experiments, NodeInfo, TrialOutcome
 from torchserve_openvino.doctor.describe import json_number
 from torchserve_openvino.ops.mappings import MODULES, registered
 from torchserve_openvino.ops.registry import rule_of
 
 if TYPE_CHECKING:
-    from torchserve_openvino.doctor.target import Call
+    from torchserve_openvino.doctor.target import SampleCall
 
 # --- delta debugging: finds a minimal subset for which a test is true ---------------------------------------------
 # The algorithm is ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
@@ -264,7 +264,7 @@ def _sentence(text: str) -> str:
 
 def find_guilty(
     model: Callable[..., Any],
-    call: "Call",
+    call: "SampleCall",
     options: ResolvedOptions,
     *,
     tolerance: float | str | None = None,
@@ -336,7 +336,7 @@ class _Search:
         self._max_tests = max_tests
         self._progress = progress
 
-    def over_ops(self, before: Outcome) -> Minimal[str] | None:
+    def over_ops(self, before: TrialOutcome) -> Minimal[str] | None:
         """Returns the operators; None where the model is not right even with all of them in eager PyTorch."""
         ops = _by_suspicion(before)
 
@@ -367,7 +367,7 @@ class _Search:
         return outcome.good
 
 
-def _kind(outcome: Outcome) -> Kind:
+def _kind(outcome: TrialOutcome) -> Kind:
     if outcome.difference:
         return "wrong_answer"
     if outcome.error:
@@ -376,7 +376,7 @@ def _kind(outcome: Outcome) -> Kind:
     return next(iter(kinds))
 
 
-def _by_suspicion(outcome: Outcome) -> list[str]:
+def _by_suspicion(outcome: TrialOutcome) -> list[str]:
     """Sorts the operators: named by a failure first, then added by the user or this package, then rare ones."""
     counts = Counter(node.op for node in outcome.nodes)
     mapped = registered()

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.runtime.compare import largest_difference
 from torchserve_openvino.doctor.bisecting.stock import given_options
 from torchserve_openvino.doctor.bisecting.trial import first_line
-from torchserve_openvino.doctor.target import Call, TargetSpec, load_target
+from torchserve_openvino.doctor.target import SampleCall, TargetSpec, load_target
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name
 
@@ -80,7 +80,7 @@ class _Failures(logging.Handler):
 
 
 def run_stock(
-    model: Callable[..., Any], call: Call, options: Mapping[str, Any] | None, *, dynamic: bool | None = None
+    model: Callable[..., Any], call: SampleCall, options: Mapping[str, Any] | None, *, dynamic: bool | None = None
 ) -> dict[str, Any]:
     """Runs a model as ``torch.compile(model, backend="openvino", options=options)`` would, and reports the outcome.
 
@@ -118,7 +118,12 @@ def run_stock(
 
 
 def _answers(
-    compiled: Callable[..., Any], call: "Call", other: tuple[Any, Any], first: Any, expected: Any, expected_other: Any
+    compiled: Callable[..., Any],
+    call: "SampleCall",
+    other: tuple[Any, Any],
+    first: Any,
+    expected: Any,
+    expected_other: Any,
 ) -> dict[str, Any]:
     """Measures differences and latency, and checks whether an answer survives the next call."""
     kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)

@@ -23,7 +23,7 @@ from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.report import Fallback
 
 if TYPE_CHECKING:
-    from torchserve_openvino.doctor.target import Call
+    from torchserve_openvino.doctor.target import SampleCall
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """Result of one experiment.
 
     Attributes:
@@ -114,7 +114,7 @@ class Experiments:
     def __init__(
         self,
         model: Callable[..., Any],
-        call: "Call",
+        call: "SampleCall",
         options: ResolvedOptions,
         *,
         tolerance: float | str | None = None,
@@ -149,7 +149,7 @@ class Experiments:
 
     def run(
         self, leave_out: Callable[[NodeInfo], bool] = lambda node: False, disabled_ops: Sequence[str] = ()
-    ) -> Outcome:
+    ) -> TrialOutcome:
         """Compiles the model anew and runs it on each set of values.
 
         Args:
@@ -197,7 +197,7 @@ class Experiments:
         precision = self._precision or report["config"]["effective_precision"]
         failures = tuple(fallback for fallback in compiled.report.fallbacks if fallback.kind in FAILURES)
         self._cautious |= any(failure.kind == "compile_died" for failure in failures)
-        return Outcome(
+        return TrialOutcome(
             difference=self._difference(answers, precision),
             max_abs=float("inf") if error else max(map(largest_difference, answers, self._expected)),
             error=error,

@@ -22,8 +22,8 @@ from torchserve_openvino.backend.runtime.execute import wrap
 from torchserve_openvino.backend.spec import OV_TYPES, ValueSpec
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.op_names import packet_name
-from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, UnknownOpError, Writer, trace_op
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, MappingWriter, UnknownOpError, trace_op
+from torchserve_openvino.doctor.target import SampleCall
 from torchserve_openvino.ops import op_name
 
 # Traced in place of the n-th floating-point argument: values that no formula contains by chance.
@@ -47,7 +47,7 @@ class Formula:
 
 def formula_for(
     op: torch._ops.OpOverload,
-    seen: Call,
+    seen: SampleCall,
     parameters: Sequence[str],
     table: Mapping[Any, Any],
     implementation: Callable[..., Any] | None,
@@ -82,7 +82,7 @@ def formula_for(
     return None
 
 
-def bind(op: torch._ops.OpOverload, seen: Call) -> dict[str, Any]:
+def bind(op: torch._ops.OpOverload, seen: SampleCall) -> dict[str, Any]:
     """Returns the recorded arguments by the schema's names, including defaults."""
     bound: dict[str, Any] = {}
     for position, argument in enumerate(op._schema.arguments):
@@ -114,7 +114,10 @@ def _traced_lines(
         return None
     named = dict(zip(bound, parameters, strict=True))
     try:
-        return checked + Writer(graph, bound, {value: named[name] for name, value in replaced.items()}, named).lines()
+        return (
+            checked
+            + MappingWriter(graph, bound, {value: named[name] for name, value in replaced.items()}, named).lines()
+        )
     except UnknownOpError:
         return None
 
@@ -143,7 +146,9 @@ def constant(value: Any, like: Any) -> Any:
     return opset13.constant(value, dtype=like.get_element_type())
 
 
-def try_formula(lines: Sequence[str], op: torch._ops.OpOverload, seen: Call, parameters: Sequence[str]) -> float | None:
+def try_formula(
+    lines: Sequence[str], op: torch._ops.OpOverload, seen: SampleCall, parameters: Sequence[str]
+) -> float | None:
     """Builds, compiles and runs a formula on the seen values.
 
     Returns:

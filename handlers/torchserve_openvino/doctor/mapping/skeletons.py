@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.doctor.diagnosis import MappingDraft
 from torchserve_openvino.doctor.mapping.formula import Formula, bind
-from torchserve_openvino.doctor.target import Call
+from torchserve_openvino.doctor.target import SampleCall
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops import op_name
 
@@ -76,7 +76,7 @@ def signature(op: torch._ops.OpOverload) -> str:
 
 def draft(
     op: torch._ops.OpOverload,
-    seen: Call,
+    seen: SampleCall,
     formula: Formula | None,
     outputs: Sequence[str],
     source: str,
@@ -136,7 +136,7 @@ def _tensor_code(value: torch.Tensor) -> str:
     return code if value.dtype is torch.float32 else f"{code}.to({value.dtype})"
 
 
-def _passed(seen: Call) -> str:
+def _passed(seen: SampleCall) -> str:
     """Returns a call's arguments as code, with its tensors named ``tensors[0]``, ``tensors[1]`` and so on."""
     count = itertools.count()
 
@@ -170,7 +170,7 @@ def _sources(drafts: Sequence[MappingDraft]) -> list[Path]:
     return sorted({Path(draft.registered_in) for draft in drafts if draft.registered_in})
 
 
-def upstream_files(op: torch._ops.OpOverload, draft: MappingDraft, seen: Call) -> dict[str, str]:
+def upstream_files(op: torch._ops.OpOverload, draft: MappingDraft, seen: SampleCall) -> dict[str, str]:
     """Returns the files of a translator for OpenVINO's own PyTorch frontend: table entry, translator, layer test.
 
     Follows its guides (docs/articles_en/documentation/openvino-extensibility/frontend-extensions.rst and the frontend's

@@ -40,7 +40,7 @@ class UnknownOpError(Exception):
     """A node that has no translation here."""
 
 
-class Writer:
+class MappingWriter:
     """Translates a traced graph to Python statements.
 
     Args:

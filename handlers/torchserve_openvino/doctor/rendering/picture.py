@@ -19,7 +19,7 @@ SWEEPS = 4
 
 
 @dataclass
-class Placed:
+class PlacedBox:
     """One box with its position and size, in pixels.
 
     Attributes:
@@ -35,7 +35,7 @@ class Placed:
 
 
 @dataclass
-class Layout:
+class PictureLayout:
     """The layout of a whole graph, in pixels.
 
     Attributes:
@@ -44,7 +44,7 @@ class Layout:
 
     width: float
     height: float
-    boxes: list[Placed]
+    boxes: list[PlacedBox]
     curves: list[str]
 
 
@@ -59,7 +59,7 @@ def box_lines(box: Mapping[str, Any]) -> list[str]:
     return [box["label"], *([name] if name and name != box["label"] else []), time]
 
 
-def lay_out(picture: Mapping[str, Any]) -> Layout:
+def lay_out(picture: Mapping[str, Any]) -> PictureLayout:
     """Places the boxes of one graph in layers, with few crossings.
 
     Args:
@@ -68,14 +68,14 @@ def lay_out(picture: Mapping[str, Any]) -> Layout:
     boxes = {box["id"]: box for box in picture["boxes"]}
     edges = [(first, second) for first, second in picture["edges"] if first in boxes and second in boxes]
     rows = _ordered(_layers(boxes, edges), edges)
-    placed: dict[str, Placed] = {}
+    placed: dict[str, PlacedBox] = {}
     y = float(MARGIN)
     for row in rows:
         x = float(MARGIN)
         for name in row:
             lines = box_lines(boxes[name])
             wide = max(map(len, lines)) * CHARACTER + 2 * PADDING + GROWTH * float(boxes[name]["share"])
-            placed[name] = Placed(boxes[name], lines, x, y, wide, len(lines) * LINE + PADDING)
+            placed[name] = PlacedBox(boxes[name], lines, x, y, wide, len(lines) * LINE + PADDING)
             x += wide + GAP_X
         y += max(placed[name].height for name in row) + GAP_Y
     width = max(sum(placed[name].width + GAP_X for name in row) for row in rows) - GAP_X + 2 * MARGIN if rows else 0.0
@@ -84,7 +84,7 @@ def lay_out(picture: Mapping[str, Any]) -> Layout:
         for name in row:
             placed[name].x += shift
     curves = [_curve(placed[first], placed[second]) for first, second in edges]
-    return Layout(width, y - GAP_Y + MARGIN if rows else 0.0, list(placed.values()), curves)
+    return PictureLayout(width, y - GAP_Y + MARGIN if rows else 0.0, list(placed.values()), curves)
 
 
 def _layers(boxes: Mapping[str, Any], edges: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -121,7 +121,7 @@ def _mean(values: Sequence[float], default: float) -> float:
     return sum(values) / len(values) if values else default
 
 
-def _curve(first: Placed, second: Placed) -> str:
+def _curve(first: PlacedBox, second: PlacedBox) -> str:
     x1, y1 = first.x + first.width / 2, first.y + first.height
     x2, y2 = second.x + second.width / 2, second.y
     bend = (y2 - y1) / 2

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 
-from torchserve_openvino.generation.compiled.layout import IDS, Layout, Sizes, model_input
+from torchserve_openvino.generation.compiled.layout import IDS, GraphLayout, GraphSizes, model_input
 
 # Settings of transformers' GenerationConfig that need more of a model than logits of its last token.
 _UNSERVED = (
@@ -64,7 +64,7 @@ class Arguments:
         """Returns the model's main input; None if the call has none."""
         return arguments.get("inputs", arguments.get(model_input(self._model)))
 
-    def why_not(self, arguments: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
+    def why_not(self, arguments: Mapping[str, Any], sizes: GraphSizes, layout: GraphLayout) -> str:
         """Returns why compiled graphs do not serve a call; empty if they do.
 
         Args:
@@ -83,7 +83,7 @@ class Arguments:
                 return f"{name} is given, which compiled graphs do not take"
         return self._too_long(arguments, sizes, layout)
 
-    def _too_long(self, arguments: Mapping[str, Any], sizes: Sizes, layout: Layout) -> str:
+    def _too_long(self, arguments: Mapping[str, Any], sizes: GraphSizes, layout: GraphLayout) -> str:
         source = self.source(arguments)
         if sizes.features and isinstance(source, Tensor) and tuple(source.shape[1:]) != sizes.features:
             return f"the input has shape {list(source.shape[1:])}; {list(sizes.features)} was compiled"

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from torchserve_openvino.errors import GenerationError
 
 
-class Written:
+class CachePositions:
     """Where new tokens go among the places of a cache.
 
     Args:
@@ -72,7 +72,7 @@ class InGraph(_Layer):
     # Models then mask the places after the token, as with transformers' StaticCache.
     is_compileable = True
 
-    def __init__(self, keys: Tensor, values: Tensor, written: Written) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, written: CachePositions) -> None:
         super().__init__(keys, values)
         self._written = written
         self.new: tuple[Tensor, Tensor] | None = None
@@ -142,7 +142,7 @@ class Kept(_Layer):
         return self.length
 
 
-def in_graph(own: Sequence[Tensor], cross: Sequence[Tensor] | None, layers: int, written: Written) -> Cache:
+def in_graph(own: Sequence[Tensor], cross: Sequence[Tensor] | None, layers: int, written: CachePositions) -> Cache:
     """Makes the cache that a model gets inside a graph.
 
     Args:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchserve_openvino.generation.compiled.caches import Written, cross_layers, in_graph, own_layers
-from torchserve_openvino.generation.compiled.layout import IDS, Layout, encoder_of, model_input
+from torchserve_openvino.generation.compiled.caches import CachePositions, cross_layers, in_graph, own_layers
+from torchserve_openvino.generation.compiled.layout import IDS, GraphLayout, encoder_of, model_input
 
 
 class EncoderGraph(nn.Module):
@@ -41,7 +41,7 @@ class _DecoderGraph(nn.Module):
         layout: What its graphs take and give.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: GraphLayout) -> None:
         super().__init__()
         self.model = model
         self._layers = len(layout.layers)
@@ -91,7 +91,7 @@ class CrossGraph(_DecoderGraph):
         layout: What its graphs take and give.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: GraphLayout) -> None:
         super().__init__(model, layout)
         self._own = tuple((layer.heads, size) for layer in layout.layers for size in (layer.key, layer.value))
 
@@ -99,7 +99,7 @@ class CrossGraph(_DecoderGraph):
         """Maps states, float32 ``[batch, places, width]``, to keys and values of each layer in turn."""
         batch = hidden.shape[0]
         own = [torch.zeros(batch, heads, 1, size) for heads, size in self._own]
-        cache = in_graph(own, (), self._layers, Written(torch.zeros((), dtype=torch.int64), 1, 1))
+        cache = in_graph(own, (), self._layers, CachePositions(torch.zeros((), dtype=torch.int64), 1, 1))
         # Of what this computes, only keys and values of the encoder's output are used; the rest is not compiled.
         self._logits(cache, torch.zeros(batch, 1, dtype=torch.int64), hidden=hidden)
         return tuple(_own(tensor) for layer in cross_layers(cache) for tensor in (layer.keys, layer.values))
@@ -114,7 +114,7 @@ class StepGraph(_DecoderGraph):
         count: How many tokens.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, count: int) -> None:
+    def __init__(self, model: nn.Module, layout: GraphLayout, count: int) -> None:
         super().__init__(model, layout)
         self._count = count
 
@@ -140,7 +140,7 @@ class StepGraph(_DecoderGraph):
         position = remaining.pop(0)[:1] if self._count > 1 else None
         source = remaining.pop(0) if self._masks_source else None
         own, cross = remaining[: 2 * self._layers], remaining[2 * self._layers :]
-        written = Written(start, self._count, own[0].shape[2])
+        written = CachePositions(start, self._count, own[0].shape[2])
         cache = in_graph(own, cross if self._source else None, self._layers, written)
         hidden = torch.zeros(ids.shape[0], self._source, self._width) if self._source else None
         logits = self._logits(cache, ids, mask, positions, position, hidden, source)

@@ -41,12 +41,12 @@ def with_compiled_forward(compiled: CompiledGeneration) -> Any:
 
     face.forward = types.MethodType(call, face)
     if compiled.layout.encodes:
-        encoder = _Encoder(compiled)
+        encoder = _EncoderProxy(compiled)
         face.get_encoder = lambda modality=None: encoder
     return face
 
 
-class _Encoder:
+class _EncoderProxy:
     """Stands for the encoder."""
 
     def __init__(self, compiled: CompiledGeneration) -> None:

@@ -27,7 +27,7 @@ class KeyShape:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GraphSizes:
     """The sizes that graphs are compiled for.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """What the graphs of a model take and give.
 
     Attributes:
@@ -79,7 +79,7 @@ class Layout:
         return self.source > 0
 
 
-def layout_of(model: nn.Module, sizes: Sizes) -> Layout:
+def layout_of(model: nn.Module, sizes: GraphSizes) -> GraphLayout:
     """Runs one token in eager PyTorch, and returns the layout.
 
     Raises:
@@ -112,7 +112,7 @@ def layout_of(model: nn.Module, sizes: Sizes) -> Layout:
         raise ModelLoadError(f"{name} caches {len(layers)} and {len(cross)} layers of keys and values.")
     parameters = inspect.signature(model.forward).parameters
     texts = model_input(model) == IDS
-    return Layout(
+    return GraphLayout(
         int(logits.shape[-1]),
         layers,
         cross,
@@ -137,7 +137,7 @@ def encoder_of(model: nn.Module) -> nn.Module:
     return encoder
 
 
-def _encoded(model: nn.Module, sizes: Sizes) -> Tensor:
+def _encoded(model: nn.Module, sizes: GraphSizes) -> Tensor:
     name = model_input(model)
     if name == IDS:
         if not sizes.texts:

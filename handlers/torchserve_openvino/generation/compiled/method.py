@@ -12,7 +12,7 @@ from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError, OutsideDeclaredError, VerificationError
 from torchserve_openvino.generation.compiled.arguments import Arguments
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
-from torchserve_openvino.generation.compiled.layout import IDS, Sizes, model_input
+from torchserve_openvino.generation.compiled.layout import IDS, GraphSizes, model_input
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.generation.parts import prepare_parts
@@ -143,7 +143,7 @@ def _check_model(model: Any, path: str) -> None:
 
 def _sizes(
     model: Any, arguments: Arguments, calls: Sequence[dict[str, Any]], path: str, context: WorkerContext
-) -> Sizes:  # fmt: skip
+) -> GraphSizes:  # fmt: skip
     section = context.config.openvino.generate
     places = places_of(model.config, section.max_length)
     # Whisper's name for the most tokens of an answer.
@@ -152,16 +152,16 @@ def _sizes(
     if not getattr(model.config, "is_encoder_decoder", False):
         if model_input(model) != IDS:
             raise ModelLoadError(f"{_KEY} names {path!r}, but {type(model).__name__} does not generate from tokens.")
-        return Sizes(places, sizes_of(model.config, section, places).steps, batches)
+        return GraphSizes(places, sizes_of(model.config, section, places).steps, batches)
     if model_input(model) == IDS:
-        return Sizes(places, batches=batches, texts=sizes_of(model.config, section, places).texts)
+        return GraphSizes(places, batches=batches, texts=sizes_of(model.config, section, places).texts)
     shapes = {tuple(source.shape[1:]) for call in calls if (source := arguments.source(call)) is not None}
     if len(shapes) != 1:
         seen = " and ".join(map(str, map(list, sorted(shapes)))) or "none"
         raise ModelLoadError(
             f"{_KEY} names {path!r}, whose encoder needs one shape of {model_input(model)}; warmup.samples show {seen}."
         )
-    return Sizes(places, batches=batches, features=shapes.pop())
+    return GraphSizes(places, batches=batches, features=shapes.pop())
 
 
 def _in_precision(config: ServingConfig) -> ServingConfig:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.compiled.layout import IDS, Sizes, layout_of, memory, model_input
-from torchserve_openvino.generation.parts import Calls, Part
+from torchserve_openvino.generation.compiled.layout import IDS, GraphSizes, layout_of, memory, model_input
+from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
 from torchserve_openvino.serving.modes import SERVING
 from torchserve_openvino.serving.shapes.inputs import ordinary
 from torchserve_openvino.serving.shapes.plan import Shapes
@@ -38,7 +38,7 @@ class CompiledGeneration:
         ModelLoadError: The model keeps something else than keys and values of each layer of its decoder.
     """
 
-    def __init__(self, model: nn.Module, sizes: Sizes) -> None:
+    def __init__(self, model: nn.Module, sizes: GraphSizes) -> None:
         # Imported here: they import transformers, which takes seconds.
         from torchserve_openvino.generation.compiled import caches, graphs
 
@@ -48,21 +48,21 @@ class CompiledGeneration:
         batches, bare = sizes.batches, _bare(model)
         decoder = with_tables(bare, sizes.places)
         self._steps = {
-            count: Rows(f"step of {count}" if count > 1 else "step", graphs.StepGraph(decoder, layout, count), batches,
-                        self._made_step(count))
+            count: RowCalls(f"step of {count}" if count > 1 else "step", graphs.StepGraph(decoder, layout, count),
+                            batches, self._made_step(count))
             for count in sorted({1, *sizes.steps})
         }  # fmt: skip
-        self._encoders: dict[int, Rows] = {}
-        self._cross: Rows | None = None
+        self._encoders: dict[int, RowCalls] = {}
+        self._cross: RowCalls | None = None
         if layout.encodes:
-            self._cross = Rows("cross-attention", graphs.CrossGraph(bare, layout), batches, self._make_hidden)
+            self._cross = RowCalls("cross-attention", graphs.CrossGraph(bare, layout), batches, self._make_hidden)
             masked = model_input(model) == IDS
             for length in sorted(sizes.texts) if masked else [0]:
                 graph = graphs.EncoderGraph(model, masked=masked)
                 name = f"encoder of {length}" if length else "encoder"
-                self._encoders[length] = Rows(name, graph, batches, self._made_text(length))
+                self._encoders[length] = RowCalls(name, graph, batches, self._made_text(length))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SizedGraph]:
         """Yields the graphs to compile (`generation.parts.compile_parts`)."""
         cross = [self._cross] if self._cross is not None else []
         for rows in (*self._encoders.values(), *cross, *self._steps.values()):
@@ -350,7 +350,7 @@ def _replaced(module: nn.Module, path: list[str], new: nn.Module) -> nn.Module:
 Make = Callable[[int, int], list[Tensor]]
 
 
-class Rows(Calls):
+class RowCalls(GraphCalls):
     """Calls of a graph whose inputs have rows that do not depend on each other.
 
     Args:
@@ -367,10 +367,10 @@ class Rows(Calls):
         self._run: Callable[..., Any] = self.graph
 
     @property
-    def part(self) -> Part:
+    def part(self) -> SizedGraph:
         """What to compile."""
         known = Shapes(None, cases=[self._case(rows) for rows in self._batches])
-        return Part(self._name, self, (), self._batches, known)
+        return SizedGraph(self._name, self, (), self._batches, known)
 
     def use(self, shape: Sequence[int], compiled: Any) -> None:
         """Runs calls by what was compiled from now on."""

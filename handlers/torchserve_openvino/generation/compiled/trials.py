@@ -10,7 +10,7 @@ from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.compiled.layout import IDS, model_input
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.text.expected import made_up, nearness_of
-from torchserve_openvino.generation.text.proof import TIE, Count, Difference, Proof, problems_of
+from torchserve_openvino.generation.text.proof import TIE, Count, Difference, GenerationProof, problems_of
 
 # The most probable token of each step, whatever the call or the model's settings ask.
 _GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
@@ -37,7 +37,7 @@ class Trials:
         self._generation = generation
         self._tokens = min(tokens, generation.sizes.places - 1)
 
-    def run(self, seen: Sequence[Mapping[str, Any]], form: str, verify: VerifySection) -> Proof:
+    def run(self, seen: Sequence[Mapping[str, Any]], form: str, verify: VerifySection) -> GenerationProof:
         """Compares answers to what samples showed, and to made-up prompts.
 
         Args:
@@ -54,7 +54,7 @@ class Trials:
                 pairs += _compared(rows, row, expected, generated, count, exact=form == "f32")
                 rows += 1
         near = nearness_of(pairs)
-        return Proof(
+        return GenerationProof(
             rows, count.compared, count.equal, count.ties, count.first, count.drift, near,
             tuple(problems_of(form, count, near, verify)),
         )  # fmt: skip

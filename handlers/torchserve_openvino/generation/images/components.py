@@ -11,13 +11,13 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.images import graphs
 from torchserve_openvino.generation.images.graphs import StandIn
 from torchserve_openvino.generation.images.loading import Loaded
-from torchserve_openvino.generation.parts import Calls, Part
+from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
 
 # --- sizes of pictures --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Size:
+class PictureSize:
     """Width and height in pixels; as text ``512x512``."""
 
     width: int
@@ -27,7 +27,7 @@ class Size:
         return f"{self.width}x{self.height}"
 
     @classmethod
-    def of(cls, text: str) -> "Size":
+    def of(cls, text: str) -> "PictureSize":
         """Reads ``WIDTHxHEIGHT``.
 
         Raises:
@@ -74,11 +74,11 @@ class Components:
         self.standing: dict[str, StandIn | None] = {}
         self._texts = {name: self._text(name) for name in components if name.startswith("text_encoder")}
         self._unet = self._denoiser_calls()
-        self._decoder, self._encoder = Calls(graphs.DecoderGraph(vae)), Calls(graphs.EncoderGraph(vae))
+        self._decoder, self._encoder = GraphCalls(graphs.VaeDecoderGraph(vae)), GraphCalls(graphs.VaeEncoderGraph(vae))
         self.standing["vae"] = graphs.VaeStandIn(vae, {"decoder": self._decoder, "encoder": self._encoder})
-        self._safety: Calls | None = None
+        self._safety: GraphCalls | None = None
         if (checker := components.get("safety_checker")) is not None:
-            self._safety = Calls(graphs.SafetyGraph(checker))
+            self._safety = GraphCalls(graphs.SafetyGraph(checker))
             self.standing["safety_checker"] = graphs.SafetyStandIn(checker, {"safety": self._safety})
 
     def _check(self) -> None:
@@ -99,46 +99,46 @@ class Components:
             if name.startswith("text_encoder") and model is not None and _get(model, "use_attention_mask"):
                 raise ModelLoadError(f"{name}/config.json: use_attention_mask is true, which is not served.")
 
-    def _text(self, name: str) -> Calls | None:
+    def _text(self, name: str) -> GraphCalls | None:
         encoder = self._components[name]
         if encoder is None:
             self.standing[name] = None
             return None
         # T5's last states are read; XL and 3 read the states before the last layer of CLIP.
         hidden = "text_encoder_2" in self._components and name != "text_encoder_3"
-        calls = Calls(graphs.TextGraph(encoder, hidden=hidden))
+        calls = GraphCalls(graphs.TextGraph(encoder, hidden=hidden))
         self.standing[name] = graphs.TextStandIn(encoder, {"text": calls})
         return calls
 
-    def _denoiser_calls(self) -> Calls:
+    def _denoiser_calls(self) -> GraphCalls:
         if self._transformer is not None:
-            calls = Calls(graphs.TransformerGraph(self._transformer))
+            calls = GraphCalls(graphs.TransformerGraph(self._transformer))
             self.standing["transformer"] = graphs.TransformerStandIn(self._transformer, {"denoiser": calls})
             return calls
         unet = self._components["unet"]
-        calls = Calls((graphs.XLUnetGraph if self._is_xl else graphs.UnetGraph)(unet))
+        calls = GraphCalls((graphs.XLUnetGraph if self._is_xl else graphs.UnetGraph)(unet))
         self.standing["unet"] = graphs.UnetStandIn(unet, {"denoiser": calls})
         return calls
 
     @property
-    def own_size(self) -> Size:
+    def own_size(self) -> PictureSize:
         """The size that the model was made for."""
         side = self._denoiser.config.sample_size
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        return Size(int(width) * self.scale, int(height) * self.scale)
+        return PictureSize(int(width) * self.scale, int(height) * self.scale)
 
     @property
     def denoiser(self) -> Any:
         """The unet or transformer."""
         return self._denoiser
 
-    def sizes(self, section: ImageGenerationSection) -> list[Size]:
+    def sizes(self, section: ImageGenerationSection) -> list[PictureSize]:
         """Returns the sizes to compile.
 
         Raises:
             ModelLoadError: One is not a multiple of what the model needs.
         """
-        sizes = [self.own_size] if section.sizes == "auto" else [Size.of(text) for text in section.sizes]
+        sizes = [self.own_size] if section.sizes == "auto" else [PictureSize.of(text) for text in section.sizes]
         for size in sizes:
             if size.width % self.unit or size.height % self.unit:
                 raise ModelLoadError(
@@ -153,26 +153,28 @@ class Components:
                 )
         return sizes
 
-    def parts(self, sizes: Sequence[Size], section: ImageGenerationSection) -> Iterator[Part]:
+    def parts(self, sizes: Sequence[PictureSize], section: ImageGenerationSection) -> Iterator[SizedGraph]:
         """Yields what to compile: text encoders and safety checker once, the others for each size."""
         for name, calls in self._texts.items():
             if calls is not None:
                 high = int(self._components[name].config.vocab_size)
                 length = self._tokens(name)
-                yield Part(name, calls, [WarmupInput(name="ids", shape=[length], dtype="int64", low=0, high=high)])
+                yield SizedGraph(
+                    name, calls, [WarmupInput(name="ids", shape=[length], dtype="int64", low=0, high=high)]
+                )
         batches = {"always": (2,), "never": (1,), "both": (1, 2)}[section.guided]
         for size in sizes:
             width, height = size.width // self.scale, size.height // self.scale
             sized = f" {size}" if len(sizes) > 1 else ""
-            yield Part(f"{self._denoiser_name}{sized}", self._unet, self._denoiser_inputs(height, width), batches)
+            yield SizedGraph(f"{self._denoiser_name}{sized}", self._unet, self._denoiser_inputs(height, width), batches)
             latents = WarmupInput(name="latents", shape=[self._latents, height, width])
-            yield Part(f"vae.decode{sized}", self._decoder, [latents])
+            yield SizedGraph(f"vae.decode{sized}", self._decoder, [latents])
             if section.image_to_image:
                 pixels = WarmupInput(name="pixels", shape=[3, size.height, size.width], low=-1.0, high=1.0)
-                yield Part(f"vae.encode{sized}", self._encoder, [pixels])
+                yield SizedGraph(f"vae.encode{sized}", self._encoder, [pixels])
         if self._safety is not None:
             side = int(self._components["safety_checker"].config.vision_config.image_size)
-            yield Part("safety_checker", self._safety, [WarmupInput(name="pixels", shape=[3, side, side])])
+            yield SizedGraph("safety_checker", self._safety, [WarmupInput(name="pixels", shape=[3, side, side])])
 
     @property
     def _denoiser_name(self) -> str:

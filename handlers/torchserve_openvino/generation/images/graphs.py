@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.generation.parts import Calls
+from torchserve_openvino.generation.parts import GraphCalls
 
 Tensor = torch.Tensor
 
@@ -80,7 +80,7 @@ class TransformerGraph(nn.Module):
         return noise
 
 
-class DecoderGraph(nn.Module):
+class VaeDecoderGraph(nn.Module):
     """The half of a VAE that makes pixels."""
 
     def __init__(self, vae: nn.Module) -> None:
@@ -94,7 +94,7 @@ class DecoderGraph(nn.Module):
         return pixels
 
 
-class EncoderGraph(nn.Module):
+class VaeEncoderGraph(nn.Module):
     """The half of a VAE that reads pixels."""
 
     def __init__(self, vae: nn.Module) -> None:
@@ -132,7 +132,7 @@ class StandIn:
         calls: Its graphs by name.
     """
 
-    def __init__(self, model: nn.Module, calls: Mapping[str, Calls]) -> None:
+    def __init__(self, model: nn.Module, calls: Mapping[str, GraphCalls]) -> None:
         self._model, self._calls = model, calls
 
     def __getattr__(self, name: str) -> Any:

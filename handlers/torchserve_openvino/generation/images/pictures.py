@@ -12,7 +12,7 @@ from PIL import Image
 
 from torchserve_openvino.backend.runtime.compare import is_finite
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError, WithheldPictureError
-from torchserve_openvino.generation.images.components import T5_TOKENS, Components, Size
+from torchserve_openvino.generation.images.components import T5_TOKENS, Components, PictureSize
 from torchserve_openvino.generation.images.families import Mode
 from torchserve_openvino.generation.images.loading import Loaded, diffusers
 
@@ -49,7 +49,7 @@ class ImageSettings:
     """
 
     prompt: str
-    size: Size
+    size: PictureSize
     steps: int
     guidance: float
     negative_prompt: str | None = None
@@ -195,7 +195,7 @@ class PictureMaker:
         return kind.from_config(self._configured[settings.mode])
 
 
-def _resized(picture: Image.Image, size: Size) -> Image.Image:
+def _resized(picture: Image.Image, size: PictureSize) -> Image.Image:
     """Returns a picture in another size, with the filter of diffusers."""
     pixels = (size.width, size.height)
     return picture if picture.size == pixels else picture.resize(pixels, Image.Resampling.LANCZOS)
@@ -217,7 +217,7 @@ def _picture(pixels: torch.Tensor) -> Image.Image:
     return Image.fromarray(values)
 
 
-def rehearse(maker: PictureMaker, sizes: list[Size], *, guided: list[float], steps: int, images: bool) -> None:
+def rehearse(maker: PictureMaker, sizes: list[PictureSize], *, guided: list[float], steps: int, images: bool) -> None:
     """Makes a small number of pictures of each size before the first request does.
 
     Args:

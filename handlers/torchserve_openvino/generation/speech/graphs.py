@@ -10,7 +10,7 @@ from torch import Tensor, nn
 KINDS = 4
 
 
-class EncoderGraph(nn.Module):
+class WhisperEncoderGraph(nn.Module):
     """The encoder.
 
     Args:
@@ -46,7 +46,7 @@ class SoundGraph(nn.Module):
         return tuple(memory)
 
 
-class DecoderGraph(nn.Module):
+class WhisperDecoderGraph(nn.Module):
     """The decoder for some new tokens after those that a cache of fixed size holds.
 
     transformers' decoder writes into its cache while it runs. This one gets the cache as inputs and returns what is to

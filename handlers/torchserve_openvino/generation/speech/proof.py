@@ -16,7 +16,7 @@ from torch import Tensor
 from torchserve_openvino.config.sections.handler import VerifySection
 from torchserve_openvino.generation.speech.recordings import QUIET
 from torchserve_openvino.generation.text.expected import Expected, Nearness
-from torchserve_openvino.generation.text.proof import Count, Proof, compare, least_exact, problems_of
+from torchserve_openvino.generation.text.proof import Count, GenerationProof, compare, least_exact, problems_of
 
 # Lengths of the recordings in windows of the model.
 _TONES, _NOISE, _SILENCE, _LONG = 0.1, 0.4, 1.0, 1.3
@@ -114,7 +114,7 @@ def _tones(seconds: float, rate: int, draw: np.random.Generator) -> np.ndarray:
 def prove(
     eager: Any, compiled: Any, recorded: Sequence[Recorded], tokens: int, forms: Sequence[str], verify: VerifySection,
     *, between: Callable[[], object] = lambda: None,
-) -> Proof:  # fmt: skip
+) -> GenerationProof:  # fmt: skip
     """Transcribes all recordings by both models, and compares what they write.
 
     Args:
@@ -140,7 +140,7 @@ def prove(
             compare(rows, _expected(expected), 0, answer, count, form == "f32")
             rows += 1
     logits = near.total()
-    return Proof(
+    return GenerationProof(
         rows, count.compared, count.equal, count.ties, count.first, count.drift, logits,
         tuple(problems_of(form, count, logits, verify)),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from torchserve_openvino.generation.speech.whisper_decoder import Memory, WhisperDecoder
 
 
-class _Encoder:
+class _GeneratingEncoder:
     """What ``generate`` calls in the encoder's place.
 
     Args:
@@ -39,7 +39,7 @@ class CompiledWhisper(WhisperForConditionalGeneration):
 
     def get_encoder(self, modality: str | None = None) -> Any:
         """Returns what encodes."""
-        return _Encoder(self._pieces)
+        return _GeneratingEncoder(self._pieces)
 
     def forward(
         self,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchserve_openvino.backend.runtime.compare import is_finite
 from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import NonFiniteOutputError
-from torchserve_openvino.generation.parts import Calls, Part
-from torchserve_openvino.generation.speech.graphs import DecoderGraph, EncoderGraph, SoundGraph
+from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
+from torchserve_openvino.generation.speech.graphs import SoundGraph, WhisperDecoderGraph, WhisperEncoderGraph
 
 # New tokens of one call of the decoder: one, or up to this many where there are several, as at the beginning. Whisper
 # begins with two to four; only prompts are longer, and take several calls.
@@ -21,7 +21,7 @@ _HIDDEN = float(torch.finfo(torch.float32).min) / 2
 
 
 @dataclass
-class _Rows:
+class _SharedRows:
     """The rows that share calls of the decoder.
 
     Attributes:
@@ -54,7 +54,7 @@ class Memory:
     # transformers asks; it would compile the model itself then.
     is_compileable = False
 
-    def __init__(self, parts: list[_Rows]) -> None:
+    def __init__(self, parts: list[_SharedRows]) -> None:
         self.parts = parts
         self.length = 0
 
@@ -86,27 +86,27 @@ class WhisperDecoder:
     def __init__(self, model: Any, batches: Sequence[int]) -> None:
         self._config = model.config
         self.batches = tuple(batches)
-        self.encoder, self.sound = Calls(EncoderGraph(model)), Calls(SoundGraph(model))
-        self.decoder = Calls(DecoderGraph(model))
+        self.encoder, self.sound = GraphCalls(WhisperEncoderGraph(model)), GraphCalls(SoundGraph(model))
+        self.decoder = GraphCalls(WhisperDecoderGraph(model))
         self.length = int(self._config.max_target_positions)
         self._heard: tuple[Tensor, Tensor] | None = None
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SizedGraph]:
         """Yields what to compile."""
         config = self._config
         heads = int(config.decoder_attention_heads)
         size, positions = int(config.d_model) // heads, int(config.max_source_positions)
         features: list[int | str] = [int(config.num_mel_bins), 2 * positions]
-        yield Part("encoder", self.encoder, [WarmupInput(name="features", shape=features)], self.batches)
+        yield SizedGraph("encoder", self.encoder, [WarmupInput(name="features", shape=features)], self.batches)
         states = WarmupInput(name="states", shape=[positions, int(config.d_model)])
-        yield Part("sound", self.sound, [states], self.batches)
+        yield SizedGraph("sound", self.sound, [states], self.batches)
         own, sound = WarmupInput(shape=[heads, self.length, size]), WarmupInput(shape=[heads, positions, size])
         past = [own, own, sound, sound] * int(config.decoder_layers)
         for width in (1, WIDTH):
             ids = WarmupInput(shape=[width], dtype="int64", low=0, high=int(config.vocab_size))
             places = WarmupInput(shape=[width], dtype="int64", low=0, high=self.length)
             mask = WarmupInput(shape=[1, width, self.length + width])
-            yield Part(f"decoder {width}", self.decoder, [ids, places, mask, *past], self.batches)
+            yield SizedGraph(f"decoder {width}", self.decoder, [ids, places, mask, *past], self.batches)
 
     def encode(self, features: Tensor) -> Tensor:
         """Maps spectrograms ``[rows, mel bins, frames]`` to states ``[rows, positions, width]``.
@@ -132,7 +132,7 @@ class WhisperDecoder:
         parts = []
         for start, count, size in self._split(len(states)):
             sound = self.sound(states=_rows(states, start, count, size))
-            parts.append(_Rows(count, [torch.zeros(size, *shape) for _ in sound], list(sound)))
+            parts.append(_SharedRows(count, [torch.zeros(size, *shape) for _ in sound], list(sound)))
         return Memory(parts)
 
     def decode(

@@ -15,7 +15,7 @@ from torchserve_openvino.generation.text.exporting.export import unpaged
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """An engine.
 
     Attributes:
@@ -27,7 +27,7 @@ class Choice:
     why: str
 
 
-def choose(section: GenerateSection, config: Any) -> Choice:
+def choose(section: GenerateSection, config: Any) -> EngineChoice:
     """Chooses before any weight is loaded.
 
     Args:
@@ -35,13 +35,13 @@ def choose(section: GenerateSection, config: Any) -> Choice:
         config: The model's configuration (``transformers.PreTrainedConfig``).
     """
     if section.engine is not None:
-        return Choice(section.engine, "generate.engine")
+        return EngineChoice(section.engine, "generate.engine")
     if not may_be_genai(section):
-        return Choice("compile", "openvino-genai is not installed (pip install 'torchserve-openvino[generate]')")
+        return EngineChoice("compile", "openvino-genai is not installed (pip install 'torchserve-openvino[generate]')")
     reason = _refusal(section, config)
     if reason:
-        return Choice("compile", reason)
-    return Choice("genai", f"openvino-genai is installed, and takes {config.model_type}")
+        return EngineChoice("compile", reason)
+    return EngineChoice("genai", f"openvino-genai is installed, and takes {config.model_type}")
 
 
 def may_be_genai(section: GenerateSection) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.generation.compiled.layout import Sizes
+from torchserve_openvino.generation.compiled.layout import GraphSizes
 from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.text.eager import EagerSteps, first_token
 from torchserve_openvino.generation.text.engine import Sampling, Stream
@@ -91,12 +91,12 @@ def places_of(config: Any, max_length: int | None) -> int:
     return max_length
 
 
-def sizes_of(config: Any, section: GenerateSection, places: int) -> Sizes:
+def sizes_of(config: Any, section: GenerateSection, places: int) -> GraphSizes:
     """Returns what to compile for sequences of up to ``places`` tokens."""
     if getattr(config, "is_encoder_decoder", False):
-        return Sizes(places, texts=(*_lengths(places - 1), places))
+        return GraphSizes(places, texts=(*_lengths(places - 1), places))
     most = min(section.step_tokens, places)
-    return Sizes(places, steps=tuple(length for length in (*_lengths(most - 1), most) if length > 1))
+    return GraphSizes(places, steps=tuple(length for length in (*_lengths(most - 1), most) if length > 1))
 
 
 def _lengths(most: int) -> list[int]:

@@ -42,7 +42,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Token:
+class GeneratedToken:
     """One generated token.
 
     Attributes:
@@ -69,7 +69,7 @@ class Piece:
     """
 
     choice: int
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[GeneratedToken, ...] = ()
     finish: Finish | None = None
 
 
@@ -92,7 +92,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """What an engine does right now, and did since it started.
 
     Attributes:
@@ -142,7 +142,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Returns what it does now."""
         ...
 

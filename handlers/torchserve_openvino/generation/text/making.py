@@ -23,7 +23,7 @@ from torchserve_openvino.generation.text.exporting.architecture import bounds, l
 from torchserve_openvino.generation.text.exporting.artifact import Facts
 from torchserve_openvino.generation.text.exporting.export import export
 from torchserve_openvino.generation.text.exporting.weights import compressed, format_of
-from torchserve_openvino.generation.text.proof import Proof
+from torchserve_openvino.generation.text.proof import GenerationProof
 from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.gated_products import dies_on_gated_products, split_gated_products
@@ -191,17 +191,17 @@ class Making:
             }
             self.store.put("proof", proof_key, fields=fields, body=body)
 
-    def verdict(self) -> Proof | None:
+    def verdict(self) -> GenerationProof | None:
         """Returns the proof that passed here before, with the same engine; None if there is none, or no cache."""
         fields = self._verdict_fields()
         entry = self.store.get("verdict", make_key("verdict", fields)) if self.store is not None else None
         try:
-            return Proof.of_plain(entry.body) if entry is not None else None
+            return GenerationProof.of_plain(entry.body) if entry is not None else None
         except (LookupError, TypeError, ValueError) as error:
             logger.warning("A stored proof cannot be used: %s", error)
             return None
 
-    def keep(self, proof: Proof) -> None:
+    def keep(self, proof: GenerationProof) -> None:
         """Stores a proof that passed."""
         if self.store is not None:
             fields = self._verdict_fields()

@@ -18,7 +18,7 @@ from torchserve_openvino.generation.text.genai.pipeline import PAGE, PipelineSet
 from torchserve_openvino.generation.text.genai.process import begun
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
 from torchserve_openvino.generation.text.making import Making
-from torchserve_openvino.generation.text.proof import AGAIN, Proof, prove
+from torchserve_openvino.generation.text.proof import AGAIN, GenerationProof, prove
 from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
 from torchserve_openvino.report.progress import begin_step
 
@@ -43,7 +43,7 @@ class Opened:
 
     engine: GenAIEngine
     facts: dict[str, Any]
-    proof: Proof | None
+    proof: GenerationProof | None
 
 
 def open_engine(settings: EngineSettings, store: Store | None, making: Making | None = None) -> Opened:
@@ -122,7 +122,7 @@ def token_bytes(section: GenerateSection, facts: Facts) -> int:
     return sum(layer.heads * ((layer.key_features + layer.value_features) * size + extra) for layer in facts.layers)
 
 
-def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> tuple[Proof | None, int]:
+def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> tuple[GenerationProof | None, int]:
     """Returns the proof, and how many tokens were compared now."""
     if making.nearness is None:
         return None, 0
@@ -144,7 +144,7 @@ def _proven(engine: GenAIEngine, making: Making, settings: EngineSettings) -> tu
 
 
 def _report(
-    settings: EngineSettings, facts: Facts, limits: EngineLimits, making: Making, proof: Proof | None,
+    settings: EngineSettings, facts: Facts, limits: EngineLimits, making: Making, proof: GenerationProof | None,
     seconds: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     section = settings.section

@@ -52,7 +52,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Proof:
+class GenerationProof:
     """What the proof found.
 
     Attributes:
@@ -85,7 +85,7 @@ class Proof:
         return {**asdict(self), "problems": list(self.problems), "passed": self.passed}
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> "Proof":
+    def of_plain(cls, plain: Mapping[str, Any]) -> "GenerationProof":
         """Reads one back from what `to_dict` returned. Raises LookupError, TypeError or ValueError if it can't be."""
         first = plain["first_difference"]
         return cls(
@@ -105,7 +105,7 @@ class Proof:
 
 @dataclass
 class Count:
-    """What comparisons have found so far; see `Proof`."""
+    """What comparisons have found so far; see `GenerationProof`."""
 
     compared: int = 0
     equal: int = 0
@@ -120,7 +120,7 @@ def prove(
     logits: Nearness,
     forms: Iterable[str],
     verify: VerifySection,
-) -> Proof:
+) -> GenerationProof:
     """Generates for all prompts at once, and compares with what eager PyTorch generated.
 
     Args:
@@ -142,7 +142,7 @@ def prove(
             if (after := compare(number, expected[number], done, answer, count, form == "f32")) is not None
         }
     problems = problems_of(form, count, logits, verify)
-    return Proof(
+    return GenerationProof(
         len(expected), count.compared, count.equal, count.ties, count.first, count.drift, logits, tuple(problems)
     )
 
@@ -209,7 +209,7 @@ def compare(
 
 
 def problems_of(form: str, count: Count, logits: Nearness, verify: VerifySection) -> list[str]:
-    """Returns why an engine must not serve; see `Proof.problems`.
+    """Returns why an engine must not serve; see `GenerationProof.problems`.
 
     Args:
         form: The least exact of its precisions.

@@ -15,13 +15,13 @@ from torch import Tensor
 from torchserve_openvino.errors import BusyError, GenerationError, ItemError, class_and_line
 from torchserve_openvino.generation.text.engine import (
     DiesOnError,
+    EngineLoad,
     Finish,
-    Load,
+    GeneratedToken,
     Piece,
     PromptStream,
     Sampling,
     StepLimits,
-    Token,
     check_prompt,
 )
 
@@ -118,13 +118,13 @@ class _Sequence:
         return int(order[torch.multinomial(values, 1, generator=self.draw)])
 
 
-def listed(token: int, logits: Tensor, most: int | None) -> Token:
+def listed(token: int, logits: Tensor, most: int | None) -> GeneratedToken:
     """Returns a token with its log probability, and those of the ``most`` most probable ones; None gives neither."""
     if most is None:
-        return Token(token)
+        return GeneratedToken(token)
     all_of_them = logits.log_softmax(-1)
     values, order = all_of_them.topk(min(most, len(logits)))
-    return Token(token, float(all_of_them[token]), tuple(zip(order.tolist(), values.tolist(), strict=True)))
+    return GeneratedToken(token, float(all_of_them[token]), tuple(zip(order.tolist(), values.tolist(), strict=True)))
 
 
 class SteppingEngine(DiesOnError):
@@ -192,11 +192,11 @@ class SteppingEngine(DiesOnError):
                     self._waiting.remove(sequence)
                     sequence.stream.put(Piece(sequence.choice, finish="cancelled"))
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Returns what it does now."""
         with self._changed:
             running = len(self._running)
-            return Load(
+            return EngineLoad(
                 running, len(self._waiting), running / self._limits.running, self._prompt_tokens, self._generated_tokens
             )
 

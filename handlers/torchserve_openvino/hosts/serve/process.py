@@ -118,7 +118,7 @@ class RefusedError(WorkerLostError):
 
 
 @dataclass
-class _Call:
+class _OpenCall:
     batch: Sequence[Pending]
     done: asyncio.Future[str]
     # When something of the response came last, by `time.monotonic`.
@@ -160,7 +160,7 @@ class WorkerProcess:
         # Nothing is written to it, but it owns the connection from which messages are read.
         self._answers: asyncio.StreamWriter | None = None
         self._numbers = itertools.count(1)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _OpenCall] = {}
         self._reports: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reading: asyncio.Task[None] | None = None
         # Why this side ended it; empty if it ended by itself.
@@ -221,7 +221,7 @@ class WorkerProcess:
             WorkerLostError: The worker ended, hangs, or has to be replaced.
         """
         number = next(self._numbers)
-        call = self._calls[number] = _Call(batch, asyncio.get_running_loop().create_future())
+        call = self._calls[number] = _OpenCall(batch, asyncio.get_running_loop().create_future())
         for index, pending in enumerate(batch):
             pending.on_gone = lambda index=index: self._send({"kind": "gone", "call": number, "index": index})
         try:
@@ -237,7 +237,7 @@ class WorkerProcess:
         if reason:
             raise WorkerLostError(reason)
 
-    async def _finished(self, number: int, call: _Call, timeout: float) -> str:
+    async def _finished(self, number: int, call: _OpenCall, timeout: float) -> str:
         """Waits for the end of a call; returns why the worker has to be replaced, or an empty text."""
         reason, limit = "", timeout
         while not call.done.done():

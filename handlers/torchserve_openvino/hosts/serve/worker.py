@@ -78,7 +78,7 @@ class _Metrics:
         return [(kind, name, value, dict(labels)) for (kind, name, *labels), value in values.items()]
 
 
-class Worker:
+class WorkerConnection:
     """Answers the messages of one connection.
 
     Args:
@@ -214,7 +214,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    worker = Worker(commands, connection, Path(sys.argv[1]), int(sys.argv[2]))
+    worker = WorkerConnection(commands, connection, Path(sys.argv[1]), int(sys.argv[2]))
     if not worker.load():
         sys.exit(1)
     asyncio.run(worker.run())

@@ -47,7 +47,7 @@ def _count(x: Any) -> Output:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _BagRows:
     """The rows that are put into bags.
 
     Attributes:
@@ -80,7 +80,7 @@ class _Rows:
             rows = ops.select(_columns(self.keep), rows, _number(filling, self.table))
         return rows.output(0)
 
-    def reshaped(self, shape: Any) -> "_Rows":
+    def reshaped(self, shape: Any) -> "_BagRows":
         """Returns the same rows with another shape."""
         indices, weights, keep = (
             None if tensor is None else ops.reshape(tensor, shape, False).output(0)
@@ -88,7 +88,7 @@ class _Rows:
         )
         return replace(self, indices=indices, weights=weights, keep=keep)
 
-    def with_another(self) -> "_Rows":
+    def with_another(self) -> "_BagRows":
         """Appends a row to all, which no bag gets: OpenVINO's operator rejects bags that start after the last row."""
         indices, weights, keep = ops.concat([self.indices, int64([0])], 0).output(0), self.weights, self.keep
         if weights is not None:
@@ -129,18 +129,18 @@ def _embedding_bag(
     return (_maxima if mode == _MAX else _sums)(rows, starts, mode), None, None, None
 
 
-def _rows(table: Output, indices: Output, weights: Output | None, mode: int, padding_idx: int) -> _Rows:
+def _rows(table: Output, indices: Output, weights: Output | None, mode: int, padding_idx: int) -> _BagRows:
     if padding_idx < 0:
-        return _Rows(table, indices, weights, None, masked=False)
+        return _BagRows(table, indices, weights, None, masked=False)
     keep = ops.not_equal(indices, ops.constant(np.int64(padding_idx))).output(0)
     padding = _constant_row(table, padding_idx)
     if mode == _MAX or padding is None or not np.isfinite(padding).all():
-        return _Rows(table, indices, weights, keep, masked=True)
+        return _BagRows(table, indices, weights, keep, masked=True)
     if weights is not None:
         weights = ops.select(keep, weights, _number(0.0, weights)).output(0)
     elif padding.any():
         weights = ops.convert(keep, table.get_element_type().get_type_name()).output(0)
-    return _Rows(table, indices, weights, keep, masked=False)
+    return _BagRows(table, indices, weights, keep, masked=False)
 
 
 def _constant_row(table: Output, row: int) -> np.ndarray | None:
@@ -151,7 +151,7 @@ def _constant_row(table: Output, row: int) -> np.ndarray | None:
     return np.asarray(array_of(node)[row])
 
 
-def _regular(rows: _Rows, mode: int) -> Any:
+def _regular(rows: _BagRows, mode: int) -> Any:
     """Reduces bags of one size, a row of indices for each."""
     if mode != _MAX and rows.summed_directly():
         kind = _MODES[mode] if rows.keep is None else "sum"
@@ -169,7 +169,7 @@ def _regular(rows: _Rows, mode: int) -> Any:
     return _finished(reduced, counts, mode, rows.table)
 
 
-def _sums(rows: _Rows, starts: Output, mode: int) -> Any:
+def _sums(rows: _BagRows, starts: Output, mode: int) -> Any:
     """Adds up bags of any sizes, or averages them."""
     bags = ops.concat([starts, _count(rows.indices)], 0).output(0)
     rows = rows.with_another()
@@ -183,7 +183,7 @@ def _sums(rows: _Rows, starts: Output, mode: int) -> Any:
     return _finished(reduced, _kept_in_bags(rows.keep, bags), mode, rows.table)
 
 
-def _maxima(rows: _Rows, starts: Output, mode: int) -> Any:
+def _maxima(rows: _BagRows, starts: Output, mode: int) -> Any:
     """Takes the maximum of bags of any sizes."""
     axis, one = ops.constant(np.int64(0)), ops.constant(np.int64(1))
     bags, length = _count(starts), _count(rows.indices)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchserve_openvino.ops.names import arguments_of, first_input, value_of
 from torchserve_openvino.ops.opaque_ops import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
 from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
-from torchserve_openvino.ops.registry import Movement, Rule, Traced, conversion, declare, decomposition
+from torchserve_openvino.ops.registry import Movement, Rule, TracedCall, conversion, declare, decomposition
 
 aten = torch.ops.aten
 
@@ -24,14 +24,14 @@ declare(
     aten.channel_shuffle.default, aten.col2im.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
     aten.reflection_pad1d.default, aten.reflection_pad3d.default,
 )  # fmt: skip
-declare(Rule(traced=Traced("grid_sampler", torch.grid_sampler)), aten.grid_sampler_2d.default)
+declare(Rule(traced=TracedCall("grid_sampler", torch.grid_sampler)), aten.grid_sampler_2d.default)
 
 
 # --- pooling ------------------------------------------------------------------------------------------------------
 
 declare(Rule(movement=Movement.SELECTS), aten.max_pool2d_with_indices)
-declare(Rule(traced=Traced("adaptive_avg_pool2d", F.adaptive_avg_pool2d)), aten._adaptive_avg_pool2d.default)
-declare(Rule(traced=Traced("adaptive_avg_pool3d", F.adaptive_avg_pool3d)), aten._adaptive_avg_pool3d.default)
+declare(Rule(traced=TracedCall("adaptive_avg_pool2d", F.adaptive_avg_pool2d)), aten._adaptive_avg_pool2d.default)
+declare(Rule(traced=TracedCall("adaptive_avg_pool3d", F.adaptive_avg_pool3d)), aten._adaptive_avg_pool3d.default)
 
 
 def _each(value: list[int], dims: int) -> list[int]:

@@ -26,7 +26,7 @@ from torchserve_openvino.ops.registry import (
     Lifted,
     Movement,
     Rule,
-    Traced,
+    TracedCall,
     conversion,
     declare,
     decomposition,
@@ -50,7 +50,7 @@ declare(Rule(scalars=Lifted()), aten.index_select.default, aten.index_copy.defau
 declare(Rule(index=_ALONG), aten.scatter, aten.index_copy, aten.index_fill, aten.index_reduce)
 declare(Rule(index=_ALONG, integers=integers.plus_all_of(3)), aten.scatter_add, aten.scatter_reduce, aten.index_add)
 declare(Rule(integers=integers.put), aten.index_put)
-declare(Rule(traced=Traced("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
+declare(Rule(traced=TracedCall("index", aten.index.Tensor)), aten._unsafe_index.Tensor)
 declare(
     Rule(banned=SHAPE),
     aten.nonzero.default, aten.repeat_interleave.self_Tensor, BATCHED_NMS, "torchvision.nms.default",

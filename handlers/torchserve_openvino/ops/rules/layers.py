@@ -19,7 +19,7 @@ from torchserve_openvino.ops.registry import (
     INSTEAD,
     Decomposition,
     Rule,
-    Traced,
+    TracedCall,
     declare,
     decomposition,
 )
@@ -46,14 +46,14 @@ def _group_norm(x: Any, weight: Any, bias: Any, n: int, c: int, hxw: int, group:
 declare(Rule(decompose=multilabel_margin_loss), aten.multilabel_margin_loss_forward.default)
 _STATISTICS = "a mean or reciprocal deviation"
 declare(
-    Rule(first_output_only=_STATISTICS, traced=Traced("layer_norm", _layer_norm)),
+    Rule(first_output_only=_STATISTICS, traced=TracedCall("layer_norm", _layer_norm)),
     aten.native_layer_norm.default,
 )
 declare(
-    Rule(first_output_only=_STATISTICS, traced=Traced("group_norm", _group_norm, sized=True)),
+    Rule(first_output_only=_STATISTICS, traced=TracedCall("group_norm", _group_norm, sized=True)),
     aten.native_group_norm.default,
 )
-declare(Rule(traced=Traced("batch_norm", _batch_norm)), aten._native_batch_norm_legit_no_training.default)
+declare(Rule(traced=TracedCall("batch_norm", _batch_norm)), aten._native_batch_norm_legit_no_training.default)
 declare(Rule(banned=FAILS + " for statistics that change" + INSTEAD), aten._native_batch_norm_legit_functional.default)
 
 
@@ -70,7 +70,7 @@ def _of_plain_memory(op: Any) -> Decomposition:
 declare(
     Rule(
         banned="OpenVINO answers -inf below -88, where torch gives the input back" + INSTEAD,
-        traced=Traced("log_sigmoid", lambda x: (F.logsigmoid(x), None)),
+        traced=TracedCall("log_sigmoid", lambda x: (F.logsigmoid(x), None)),
     ),
     aten.log_sigmoid_forward.default,
 )
@@ -107,8 +107,10 @@ declare(Rule(decompose_strided=_nll_loss), aten.nll_loss2d_forward.default)
 # --- attention ----------------------------------------------------------------------------------------------------
 
 
-declare(Rule(traced=Traced("softmax", lambda x, dim, _half: torch.softmax(x, dim))), aten._softmax.default)
-declare(Rule(traced=Traced("log_softmax", lambda x, dim, _half: torch.log_softmax(x, dim))), aten._log_softmax.default)
+declare(Rule(traced=TracedCall("softmax", lambda x, dim, _half: torch.softmax(x, dim))), aten._softmax.default)
+declare(
+    Rule(traced=TracedCall("log_softmax", lambda x, dim, _half: torch.log_softmax(x, dim))), aten._log_softmax.default
+)
 declare(Rule(banned="OpenVINO answers NaN for a row of -inf, torch 0" + INSTEAD), aten._safe_softmax.default)
 
 
@@ -131,7 +133,7 @@ def _traced_attention(
         kept_whole=True,
         draws=_drops_out,
         first_output_only="the log-sum-exp output",
-        traced=Traced("scaled_dot_product_attention", _traced_attention),
+        traced=TracedCall("scaled_dot_product_attention", _traced_attention),
     ),
 )
 def _grouped_queries(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import packets
-from torchserve_openvino.ops.registry import INSTEAD, Check, Lifted, Rule, Traced, declare, decomposition
+from torchserve_openvino.ops.registry import INSTEAD, Check, Lifted, Rule, TracedCall, declare, decomposition
 from torchserve_openvino.ops.rules.elementwise import as_floats
 from torchserve_openvino.ops.rules.logic import all_over, any_over
 
@@ -83,8 +83,8 @@ def _traced_sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch
     return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
 
 
-declare(Rule(decompose_traced=_sum, traced=Traced("sum", _traced_sum)), aten.sum.dim_IntList)
-declare(Rule(decompose_traced=_sum_of_all, traced=Traced("sum", _traced_sum)), aten.sum.default)
+declare(Rule(decompose_traced=_sum, traced=TracedCall("sum", _traced_sum)), aten.sum.dim_IntList)
+declare(Rule(decompose_traced=_sum_of_all, traced=TracedCall("sum", _traced_sum)), aten.sum.default)
 
 
 def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:

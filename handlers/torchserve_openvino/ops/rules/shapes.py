@@ -18,7 +18,7 @@ from torchserve_openvino.ops.registry import (
     INSTEAD,
     Movement,
     Rule,
-    Traced,
+    TracedCall,
     conversion,
     declare,
     decomposition,
@@ -63,11 +63,11 @@ def _sliced(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any 
     return x[(slice(None),) * (dim % x.dim()) + (slice(start, end, step),)]
 
 
-declare(Rule(traced=Traced("view", Tensor.view, sized=True)), aten.view.default)
-declare(Rule(traced=Traced("reshape", Tensor.reshape, sized=True)), aten._unsafe_view.default, aten.reshape.default)
-declare(Rule(traced=Traced("expand", Tensor.expand, sized=True)), aten.expand.default)
-declare(Rule(traced=Traced("slice", _sliced, sized=True)), aten.slice.Tensor)
-declare(Rule(traced=Traced("size", Tensor.size, sized=True)), aten.sym_size.int)
+declare(Rule(traced=TracedCall("view", Tensor.view, sized=True)), aten.view.default)
+declare(Rule(traced=TracedCall("reshape", Tensor.reshape, sized=True)), aten._unsafe_view.default, aten.reshape.default)
+declare(Rule(traced=TracedCall("expand", Tensor.expand, sized=True)), aten.expand.default)
+declare(Rule(traced=TracedCall("slice", _sliced, sized=True)), aten.slice.Tensor)
+declare(Rule(traced=TracedCall("size", Tensor.size, sized=True)), aten.sym_size.int)
 
 
 # --- casts and copies ---------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _traced_to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> An
     return x.to(dtype or x.dtype, copy=True)
 
 
-@decomposition(aten._to_copy.default, rule=Rule(limit=_rounds, traced=Traced("to", _traced_to_copy)))
+@decomposition(aten._to_copy.default, rule=Rule(limit=_rounds, traced=TracedCall("to", _traced_to_copy)))
 def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **rest: Any) -> Tensor:
     """Corrects two casts: OpenVINO takes a scalar NaN for False, and truncates where torch rounds to a narrow float."""
     if device not in {None, x.device}:
@@ -133,7 +133,7 @@ def _traced_copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:
     return source.to(x.dtype).expand_as(x)
 
 
-@decomposition(aten.copy.default, rule=Rule(traced=Traced("copy", _traced_copy)))
+@decomposition(aten.copy.default, rule=Rule(traced=TracedCall("copy", _traced_copy)))
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Decomposes copies of scalars: OpenVINO's compilation of one that nothing else uses crashes the process."""
     if x.dim() or source.dim():
@@ -225,7 +225,7 @@ def _other_windows(node: Node) -> str | None:
     return None
 
 
-@conversion(aten.unfold.default, rule=Rule(limit=_other_windows, traced=Traced("index_select", _traced_unfold)))
+@conversion(aten.unfold.default, rule=Rule(limit=_other_windows, traced=TracedCall("index_select", _traced_unfold)))
 def _unfold(x: Output, dimension: int, size: int, step: int) -> Any:
     """Builds the windows along a dimension; their elements go to the last dimension.
 

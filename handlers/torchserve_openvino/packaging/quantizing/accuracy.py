@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.sections.quantize import Metric
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.quantizing.samples import Sample, Samples, distinct_shapes
+from torchserve_openvino.packaging.quantizing.samples import CalibrationSample, Samples, distinct_shapes
 
 Run = Callable[..., Any]
 Measure = Literal["top1", "f1", "agreement", "cosine"]
@@ -31,7 +31,7 @@ class Score:
     seconds: float
 
 
-class Judge:
+class AccuracyComparison:
     """Compares models on the same requests.
 
     Args:
@@ -104,7 +104,7 @@ def _metric(metric: Metric, *, labeled: bool, classes: bool, sure: bool) -> Meas
     return metric
 
 
-def _answers(run: Run, samples: Sequence[Sample], *, timed: bool = True) -> tuple[list[list[Tensor]], float]:
+def _answers(run: Run, samples: Sequence[CalibrationSample], *, timed: bool = True) -> tuple[list[list[Tensor]], float]:
     """Returns the output tensors for each request, and the median time."""
     outputs, times = [], []
     with torch.no_grad():

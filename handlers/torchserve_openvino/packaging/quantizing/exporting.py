@@ -14,14 +14,14 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.ops.names import tensors_of, value_of
-from torchserve_openvino.packaging.quantizing.samples import Sample, distinct_shapes
+from torchserve_openvino.packaging.quantizing.samples import CalibrationSample, distinct_shapes
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 _GROUPS = (64, 32, 16)
 _ATTENTION = {torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.softmax.int}
 
 
-def exported(model: nn.Module, samples: Sequence[Sample]) -> tuple[torch.export.ExportedProgram, Inputs]:
+def exported(model: nn.Module, samples: Sequence[CalibrationSample]) -> tuple[torch.export.ExportedProgram, Inputs]:
     """Exports a model.
 
     Args:
@@ -76,7 +76,9 @@ def _doubled(inputs: Inputs) -> Inputs:
     return doubled
 
 
-def quantized(program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[Sample]) -> Any:
+def quantized(
+    program: torch.export.ExportedProgram, section: QuantizeSection, samples: Sequence[CalibrationSample]
+) -> Any:
     """Quantizes an exported program.
 
     Args:

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.ops.names import op_name
-from torchserve_openvino.packaging.quantizing.accuracy import Judge, Score
+from torchserve_openvino.packaging.quantizing.accuracy import AccuracyComparison, Score
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Proof:
+class AccuracyProof:
     """What was compared.
 
     Attributes:
@@ -69,8 +69,8 @@ Compile = Callable[[nn.Module], CompiledModule]
 
 
 def gated(
-    model: GraphModule, judge: Judge, max_drop: float, compile: Compile, *, mixes: bool
-) -> tuple[GraphModule, Proof]:
+    model: GraphModule, judge: AccuracyComparison, max_drop: float, compile: Compile, *, mixes: bool
+) -> tuple[GraphModule, AccuracyProof]:
     """Returns the fastest version of a quantized model that loses little enough.
 
     Args:
@@ -113,13 +113,13 @@ def gated(
         count = min(len(names or []), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
     kept = (names or [])[: passed[0]]
     milliseconds = round(reference.seconds * 1e3, 3)
-    proof = Proof(
+    proof = AccuracyProof(
         judge.metric, judge.items, round(reference.value, 6), milliseconds, tuple(steps), tuple(kept)
     )  # fmt: skip
     return passed[1], proof
 
 
-def _served(judge: Judge, compile: Compile, model: GraphModule) -> Score:
+def _served(judge: AccuracyComparison, compile: Compile, model: GraphModule) -> Score:
     compiled = compile(model)
     try:
         return judge.score(compiled)
@@ -128,7 +128,7 @@ def _served(judge: Judge, compile: Compile, model: GraphModule) -> Score:
         torch.compiler.reset()
 
 
-def _by_cost(model: GraphModule, judge: Judge) -> list[str]:
+def _by_cost(model: GraphModule, judge: AccuracyComparison) -> list[str]:
     """Returns the layers in the order of what each costs: how much nearer the outputs come if it alone is in f32."""
     names = layers_of(model)
     logger.info("estimating what each of %d layers costs, on %d requests in eager PyTorch", len(names), _PROBES)
@@ -137,7 +137,7 @@ def _by_cost(model: GraphModule, judge: Judge) -> list[str]:
     return sorted(gains, key=lambda name: -gains[name])
 
 
-def _refusal(judge: Judge, reference: Score, steps: list[Step], max_drop: float, *, mixes: bool) -> str:
+def _refusal(judge: AccuracyComparison, reference: Score, steps: list[Step], max_drop: float, *, mixes: bool) -> str:
     first, last = steps[0], steps[-1]
     also = f"; with all layers in f32 but for their weights, {last.value:.4f}" if mixes else ""
     return (

@@ -19,7 +19,7 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 
 @dataclass(frozen=True)
-class Sample:
+class CalibrationSample:
     """One request.
 
     Attributes:
@@ -37,7 +37,7 @@ class Sample:
 class Samples:
     """Requests, and a digest of what they were read from."""
 
-    items: tuple[Sample, ...]
+    items: tuple[CalibrationSample, ...]
     digest: str
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ def _labels(path: Path, key: str) -> dict[str, int] | list[int]:
 
 def _from_folder(
     folder: Path, most: int, classes: Any, inputs_for: Callable[[bytes], Inputs], key: str
-) -> tuple[list[Sample], str]:
+) -> tuple[list[CalibrationSample], str]:
     if isinstance(classes, list):
         raise PackagingError(f"{key}.labels: for a folder, classes are given by file name.")
     hashed, items = blake3(), []
@@ -97,11 +97,11 @@ def _from_folder(
             inputs = inputs_for(body)
         except Exception as error:
             raise PackagingError(f"{key}.data: the handler does not answer {path.name}: {error}") from error
-        items.append(Sample(path.name, inputs, classes[path.name] if classes is not None else None))
+        items.append(CalibrationSample(path.name, inputs, classes[path.name] if classes is not None else None))
     return items, hashed.hexdigest()
 
 
-def _from_arrays(path: Path, most: int, classes: Any, key: str) -> tuple[list[Sample], str]:
+def _from_arrays(path: Path, most: int, classes: Any, key: str) -> tuple[list[CalibrationSample], str]:
     if isinstance(classes, dict):
         raise PackagingError(f"{key}.labels: for a .npz file, classes are a list.")
     if (reason := why_unbounded_file(path)) is not None:
@@ -123,7 +123,7 @@ def _from_arrays(path: Path, most: int, classes: Any, key: str) -> tuple[list[Sa
     for index in range(count):
         values = {name: array[index : index + 1] for name, array in arrays.items()}
         inputs: Inputs = (tuple(values.values()), {}) if positional else ((), values)
-        items.append(Sample(str(index), inputs, classes[index] if classes is not None else None))
+        items.append(CalibrationSample(str(index), inputs, classes[index] if classes is not None else None))
     return items, blake3().update_mmap(path).hexdigest()
 
 
@@ -166,7 +166,7 @@ def shared_items(one: Samples, other: Samples) -> int:
     return sum(_digest(sample) in known for sample in one.items)
 
 
-def _digest(sample: Sample) -> str:
+def _digest(sample: CalibrationSample) -> str:
     hashed = blake3()
     for leaf in pytree.tree_leaves(sample.inputs):
         if isinstance(leaf, torch.Tensor):
@@ -178,7 +178,7 @@ def _digest(sample: Sample) -> str:
     return hashed.hexdigest()
 
 
-def distinct_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
+def distinct_shapes(samples: Sequence[CalibrationSample]) -> Iterator[CalibrationSample]:
     """Yields the first sample of each combination of shapes."""
     seen = set()
     for sample in samples:

@@ -21,7 +21,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.quantize import QuantizeSection
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import ModelLoadError, PackagingError
-from torchserve_openvino.packaging.quantizing.accuracy import Judge
+from torchserve_openvino.packaging.quantizing.accuracy import AccuracyComparison
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
@@ -101,7 +101,7 @@ def _quantize(
         return tov.compile(model, dynamic=several)
 
     logger.info("comparing %d requests with f32", len(evaluation))
-    judge = Judge(evaluation, settings.metric, compiled(model), classifies=_classifies(served))
+    judge = AccuracyComparison(evaluation, settings.metric, compiled(model), classifies=_classifies(served))
     kept, proof = gated(model_, judge, section.max_drop, compiled, mixes=section.method == "int8")
     if inputs is not None and kept is model_:
         shutil.copyfile(inputs, out / QUANTIZED_MODEL)

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Question:
+class ValueCheck:
     """A condition on values, checked at each call.
 
     Attributes:
@@ -99,7 +99,7 @@ def _stays_inside(node: Node) -> bool:
     return index is not None and index.stays_inside
 
 
-def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
+def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[ValueCheck]:
     check = rule_of(op_name(node.target)).check
     for source, dim, index, negative in selections(node):
         yield from _index(source, dim, index, negative, ranges)
@@ -110,14 +110,14 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
     elif check is Check.NO_NAN:
         source = node.all_input_nodes[0]
         if value_of(source).is_floating_point():
-            yield Question(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
+            yield ValueCheck(lambda graph: add_call(graph, aten.eq.Tensor, source, source), "OpenVINO passes over NaN")
     elif needs_numbers(node):
-        yield Question(lambda graph: holds_numbers(graph, node), "the index of a largest value that is -inf or NaN")
+        yield ValueCheck(lambda graph: holds_numbers(graph, node), "the index of a largest value that is -inf or NaN")
     elif check is Check.ANY_ORDER and value_of(node).is_floating_point():
         yield from _product(node)
 
 
-def _product(node: Node) -> Iterator[Question]:
+def _product(node: Node) -> Iterator[ValueCheck]:
     """Yields a check that the order of the factors does not matter: a partial product may overflow, or underflow.
 
     The product of all factors of at least 1 is an upper bound of every partial product, that of all others a lower one.
@@ -141,17 +141,17 @@ def _product(node: Node) -> Iterator[Question]:
         does_not_vanish = add_call(graph, aten.logical_or.default, in_every_order, remains)
         return add_call(graph, aten.logical_and.default, does_not_overflow, does_not_vanish)
 
-    yield Question(holds_in_any_order, "the order in which factors are multiplied matters")
+    yield ValueCheck(holds_in_any_order, "the order in which factors are multiplied matters")
 
 
-def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[Question]:
+def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRanges) -> Iterator[ValueCheck]:
     """Yields checks that an index is in range; with ``negative``, one below 0 counts from the end."""
     size = value_of(source).shape[dim]
     known, sentence = ranges.of(index), f"an index beyond the dimension of {size}"
     least = -size if negative and isinstance(size, int) else 0
     if isinstance(size, int) and known is not None and least <= known[0] and known[1] < size:
         return
-    yield Question(lambda graph: add_call(graph, aten.lt.Scalar, index, size_of(graph, source, dim)), sentence, index)
+    yield ValueCheck(lambda graph: add_call(graph, aten.lt.Scalar, index, size_of(graph, source, dim)), sentence, index)
     if known is not None and known[0] >= 0:
         return
     if negative and not isinstance(size, int):
@@ -160,12 +160,12 @@ def _index(source: Node, dim: int, index: Node, negative: bool, ranges: ValueRan
             from_start = add_call(graph, aten.add.Tensor, index, size_of(graph, source, dim))
             return add_call(graph, aten.ge.Scalar, from_start, 0)
 
-        yield Question(after_the_first, sentence, index)
+        yield ValueCheck(after_the_first, sentence, index)
     else:
-        yield Question(lambda graph: add_call(graph, aten.ge.Scalar, index, least), sentence, index)
+        yield ValueCheck(lambda graph: add_call(graph, aten.ge.Scalar, index, least), sentence, index)
 
 
-def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[Question]:
+def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Iterator[ValueCheck]:
     source, target = node.all_input_nodes[0], value_of(node).dtype
     kind = next((tensor.dtype for tensor in tensors_of(value_of(source))), None)
     if kind is None or kind is target:
@@ -181,13 +181,13 @@ def _cast(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> Itera
         yield from _within(source, -largest, largest, "a value beyond float16, which OpenVINO does not make infinite")
 
 
-def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Question]:
+def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[ValueCheck]:
     if value_of(source).dtype is torch.float16:
         # A bound that float16 lacks would become infinite, and infinity pass the check.
         most = int(torch.finfo(torch.float16).max)
         low, high = max(low, -most), min(high, most)
     # In this form NaN fails the check; OpenVINO's "greater" would be true for it.
-    yield Question(lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence)
+    yield ValueCheck(lambda graph: add_call(graph, aten.le.Scalar, source, high), sentence)
     if value_of(source).dtype is not torch.uint8:
         floats = value_of(source).is_floating_point()
 
@@ -196,20 +196,20 @@ def _within(source: Node, low: int, high: int, sentence: str) -> Iterator[Questi
                 return add_call(graph, aten.ge.Scalar, source, low)
             return add_call(graph, aten.le.Scalar, add_call(graph, aten.neg.default, source), -low)
 
-        yield Question(above, sentence)
+        yield ValueCheck(above, sentence)
 
 
-def _divisor(node: Node, ranges: ValueRanges) -> Iterator[Question]:
+def _divisor(node: Node, ranges: ValueRanges) -> Iterator[ValueCheck]:
     divisor: Any = node.args[1]
     if not isinstance(divisor, Node) and divisor == 0:
         # The check always fails, so that the call runs in eager PyTorch, which raises.
-        yield Question(lambda graph: add_call(graph, aten.full.default, [1], False, dtype=torch.bool), _BY_ZERO)
+        yield ValueCheck(lambda graph: add_call(graph, aten.full.default, [1], False, dtype=torch.bool), _BY_ZERO)
     known = ranges.of(divisor)
     if not isinstance(divisor, Node) or (known is not None and not known[0] <= 0 <= known[1]):
         return
     size = value_of(divisor)
     if not isinstance(size, torch.SymInt) or not is_always_true(size != 0):
-        yield Question(lambda graph: _is_not_zero(graph, divisor), _BY_ZERO)
+        yield ValueCheck(lambda graph: _is_not_zero(graph, divisor), _BY_ZERO)
 
 
 def _is_not_zero(graph: Graph, divisor: Node) -> Node:

@@ -24,7 +24,7 @@ from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
 from torchserve_openvino.ops.registry import Movement, rule_of
 from torchserve_openvino.ops.support import keeps_digits
-from torchserve_openvino.passes.context import Bounds, Limits
+from torchserve_openvino.passes.context import Bounds, IntegerLimits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24
@@ -51,7 +51,9 @@ class _Violation(NamedTuple):
     most: int
 
 
-def input_limits(graph: Graph, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]) -> list[Limits]:
+def input_limits(
+    graph: Graph, constants: Mapping[str, torch.Tensor], known: Mapping[str, Bounds]
+) -> list[IntegerLimits]:
     """Returns the widest limits for which interval arithmetic stays exact, for growing symbolic sizes.
 
     The limits of floats that are cast to integers are the same for all sizes.
@@ -76,7 +78,7 @@ def input_limits(graph: Graph, constants: Mapping[str, torch.Tensor], known: Map
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.nodes if is_cast_from_float(node)}
     nodes = [node for node in graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
-    descending: list[Limits] = []
+    descending: list[IntegerLimits] = []
     error: InexactValueError
     for size in _sizes(graph):
         try:
@@ -85,21 +87,21 @@ def input_limits(graph: Graph, constants: Mapping[str, torch.Tensor], known: Map
             error = exact
             continue
         if not descending or values != descending[-1].values:
-            descending.append(Limits(size, values))
+            descending.append(IntegerLimits(size, values))
     if not descending:
         raise error
     return _with_one_cast(descending[::-1], {node.name for node in nodes if is_cast_from_float(node)})
 
 
-def _with_one_cast(limits: list[Limits], casts: Set[str]) -> list[Limits]:
+def _with_one_cast(limits: list[IntegerLimits], casts: Set[str]) -> list[IntegerLimits]:
     """Leaves the limits that agree on casts, which the graph checks whatever its sizes: those that forbid least."""
     if not casts:
         return limits
 
-    def tightest(limits: Limits) -> int:
+    def tightest(limits: IntegerLimits) -> int:
         return min([limits.size, *(bounds.high for bounds in limits.values.values())])
 
-    def of_casts(limits: Limits) -> dict[str, Bounds]:
+    def of_casts(limits: IntegerLimits) -> dict[str, Bounds]:
         return {name: bounds for name, bounds in limits.values.items() if name in casts}
 
     best = max(limits, key=tightest)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Graph
 
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.context import Bounds, Limits, PassContext
+from torchserve_openvino.passes.context import Bounds, IntegerLimits, PassContext
 from torchserve_openvino.passes.fx.index_range import index_bounds
 from torchserve_openvino.passes.fx.int_range import input_limits
 
@@ -25,7 +25,7 @@ def limit_inputs(graph: Graph, context: PassContext) -> None:
     tensors |= {placeholders[position].name: tensor for position, tensor in context.constants.items()}
     indices = index_bounds(graph)
     context.limits = [
-        Limits(
+        IntegerLimits(
             size,
             indices | values | {name: _both(values[name], indices[name]) for name in values.keys() & indices.keys()},
         )

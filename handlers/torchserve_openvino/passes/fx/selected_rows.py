@@ -57,7 +57,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Row:
+class SelectedRow:
     """The selected rows of a tensor, by numbers that no reshape changes.
 
     A tensor of ``[2, 16, 128]`` and its view as ``[32, 128]`` have the same row: of 2 groups of 16 rows.
@@ -99,7 +99,7 @@ class Axis:
 
 
 # For each node that is computed for one row alone: those of its operands that are needed for one row.
-Plan = dict[Node, dict[Node, Row]]
+Plan = dict[Node, dict[Node, SelectedRow]]
 
 
 def compute_selected_rows(graph: Graph, _: PassContext) -> None:
@@ -128,7 +128,7 @@ def compute_selected_rows(graph: Graph, _: PassContext) -> None:
             del selections[node]
 
 
-def _can_be_sliced(node: Node, row: Row) -> bool:
+def _can_be_sliced(node: Node, row: SelectedRow) -> bool:
     if not isinstance(value_of(node), torch.Tensor):
         return False
     axis = _axis(node, row)
@@ -146,7 +146,7 @@ def _share_sizes(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _plan(graph: Graph, selections: Mapping[Node, Row], excluded: set[Node]) -> Plan:
+def _plan(graph: Graph, selections: Mapping[Node, SelectedRow], excluded: set[Node]) -> Plan:
     """Returns what can be computed for one row: what nothing needs for others, by operators that treat rows alike."""
     plan: Plan = {}
     for node in reversed(graph.nodes):
@@ -176,9 +176,9 @@ def _above(node: Node, plan: Plan, selections: Collection[Node]) -> Iterator[Nod
             waiting.extend(plan[user])
 
 
-def _apply(graph: Graph, selections: Mapping[Node, Row], plan: Plan) -> None:
+def _apply(graph: Graph, selections: Mapping[Node, SelectedRow], plan: Plan) -> None:
     """Adds each planned node for one row, and erases it for all."""
-    one: dict[tuple[Node, Row], Node] = {}
+    one: dict[tuple[Node, SelectedRow], Node] = {}
     selected: dict[Node, Node] = {}
     planned = [node for node in graph.nodes if node in plan]
     for node in planned:
@@ -213,12 +213,12 @@ def _with(node: Node, operands: Mapping[Node, Node]) -> tuple[Any, Any]:
     return map_arg((node.args, node.kwargs), lambda operand: operands.get(operand, operand))
 
 
-def _before(graph: Graph, row: Row, node: Node | None = None) -> Any:
+def _before(graph: Graph, row: SelectedRow, node: Node | None = None) -> Any:
     """Returns the context in which nodes are added in front of a node, or where the indices of its rows are known."""
     return graph.inserting_before(row.index.selection if isinstance(row.index, Chosen) else node)
 
 
-def _slice(graph: Graph, source: Node, row: Row) -> Node:
+def _slice(graph: Graph, source: Node, row: SelectedRow) -> Node:
     """Adds the selected rows of a tensor, in the dimension that has all of them."""
     if isinstance(row.index, int):
         dim, end = _axis(source, row).dim, row.index + 1 if row.index >= 0 else _END
@@ -229,7 +229,7 @@ def _slice(graph: Graph, source: Node, row: Row) -> Node:
     return add_call(graph, aten.index.Tensor, source, chosen)
 
 
-def _first(graph: Graph, node: Node, row: Row, args: Any) -> Node:
+def _first(graph: Graph, node: Node, row: SelectedRow, args: Any) -> Node:
     """Adds what a selection takes of the selected rows, which are the first and only ones now."""
     if isinstance(row.index, Chosen):
         single = value_of(row.index.indices).dim() == 1
@@ -244,7 +244,7 @@ def _first(graph: Graph, node: Node, row: Row, args: Any) -> Node:
 # --- which rows an operator needs ---------------------------------------------------------------------------------
 
 
-def _selected(node: Node) -> Row | None:
+def _selected(node: Node) -> SelectedRow | None:
     """Returns the rows that a node takes of a tensor; None if it is no such node."""
     if node.target is aten.index.Tensor:
         return _chosen(node)
@@ -265,10 +265,10 @@ def _selected(node: Node) -> Row | None:
     # Rows are of at least one more dimension.
     if dim == len(shape) - 1 or (isinstance(shape[dim], int) and shape[dim] < max(2, index + 1)):
         return None
-    return Row(_product(shape[:dim]), shape[dim], index)
+    return SelectedRow(_product(shape[:dim]), shape[dim], index)
 
 
-def _chosen(node: Node) -> Row | None:
+def _chosen(node: Node) -> SelectedRow | None:
     """Returns the rows of ``tensor[arange(groups), indices]``; None for any other indices."""
     source, places = arguments_of(node)["self"], arguments_of(node)["indices"]
     if len(places) != 2 or None in places:
@@ -284,7 +284,7 @@ def _chosen(node: Node) -> Row | None:
     # As many as there are would save nothing.
     if not isinstance(count, int) or (isinstance(size, int) and count >= size):
         return None
-    return Row(groups, size, Chosen(node, numbers, indices, count))
+    return SelectedRow(groups, size, Chosen(node, numbers, indices, count))
 
 
 def _counts(node: Node, end: Size) -> bool:
@@ -313,7 +313,7 @@ def _is_whole(node: Node) -> bool:
     )
 
 
-def _operands(node: Node, row: Row) -> dict[Node, Row] | None:
+def _operands(node: Node, row: SelectedRow) -> dict[Node, SelectedRow] | None:
     """Returns those operands of which an operator needs one row for one row of its result.
 
     Returns:
@@ -358,7 +358,7 @@ def _is_first_of_norm(node: Node) -> bool:
     )
 
 
-def _of_product(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
+def _of_product(node: Node, axis: Axis, row: SelectedRow) -> dict[Node, SelectedRow] | None:
     op: Any = node.target
     arguments = arguments_of(node)
     source = arguments[_PRODUCTS[op]]
@@ -371,7 +371,7 @@ def _of_product(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
     return None if source in others or has_bias_of_rows else {source: row}
 
 
-def _of_moved(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
+def _of_moved(node: Node, axis: Axis, row: SelectedRow) -> dict[Node, SelectedRow] | None:
     """Returns the source of an operator that moves dimensions, or cuts another one."""
     if not axis.is_plain:
         return None
@@ -384,10 +384,10 @@ def _of_moved(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
         dim = {first: second, second: first}.get(dim, dim)
     elif before[dim] != row.size:
         return None
-    return _same_groups({source: Row(_product(before[:dim]), row.size, row.index)}, row)
+    return _same_groups({source: SelectedRow(_product(before[:dim]), row.size, row.index)}, row)
 
 
-def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
+def _of_elementwise(node: Node, axis: Axis, row: SelectedRow) -> dict[Node, SelectedRow] | None:
     """Returns the operands that have the rows; the others are the same for all rows."""
     shape, operands = _shape(_tensor(node)), {}
     for operand in node.all_input_nodes:
@@ -399,11 +399,11 @@ def _of_elementwise(node: Node, axis: Axis, row: Row) -> dict[Node, Row] | None:
             continue
         if own[dim] != shape[axis.dim]:
             return None
-        operands[operand] = Row(_product([*own[:dim], axis.outer]), row.size, row.index)
+        operands[operand] = SelectedRow(_product([*own[:dim], axis.outer]), row.size, row.index)
     return _same_groups(operands, row) if operands else None
 
 
-def _same_groups(operands: dict[Node, Row], row: Row) -> dict[Node, Row] | None:
+def _same_groups(operands: dict[Node, SelectedRow], row: SelectedRow) -> dict[Node, SelectedRow] | None:
     """Returns operands of which the same rows are needed; None if indices would be those of other groups."""
     moved = isinstance(row.index, Chosen) and any(operand.groups != row.groups for operand in operands.values())
     return None if moved else operands
@@ -418,13 +418,13 @@ def _tensor(node: Node) -> torch.Tensor:
     return value[0] if node.target is _NORM else value
 
 
-def _axis(node: Node, row: Row) -> Axis:
+def _axis(node: Node, row: SelectedRow) -> Axis:
     axis = _find(_shape(_tensor(node)), row)
     assert axis is not None
     return axis
 
 
-def _find(shape: list[Size], row: Row) -> Axis | None:
+def _find(shape: list[Size], row: SelectedRow) -> Axis | None:
     """Returns where a tensor of a shape has the rows; None if no dimension has all of them."""
     for dim, size in enumerate(shape):
         outer = _quotient(row.groups, _product(shape[:dim]))
@@ -434,7 +434,7 @@ def _find(shape: list[Size], row: Row) -> Axis | None:
     return None
 
 
-def _sizes(node: Node, row: Row) -> list[Any] | None:
+def _sizes(node: Node, row: SelectedRow) -> list[Any] | None:
     """Returns the arguments of a view for one row; None if they would leave two sizes open."""
     axis, shape = _axis(node, row), _shape(_tensor(node))
     sizes = list(arguments_of(node)["size"])

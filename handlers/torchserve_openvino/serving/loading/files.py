@@ -31,7 +31,7 @@ _SAVE = "save model.state_dict() of the class in the model file."
 _TRAINING_FLAGS = ("train", "training")
 
 
-class ExportedModel(nn.Module):
+class ProgramModule(nn.Module):
     """A torch.export program as a module; train() and eval() have no effect.
 
     Args:
@@ -49,7 +49,7 @@ class ExportedModel(nn.Module):
             module.training = False
         self.training = any(_trains(node) for node in program.graph.nodes)
 
-    def train(self, mode: bool = True) -> "ExportedModel":
+    def train(self, mode: bool = True) -> "ProgramModule":
         """Does nothing: the program was exported in one mode."""
         return self
 
@@ -70,12 +70,12 @@ def _trains(node: Any) -> bool:
 
 def is_exported(model: nn.Module) -> bool:
     """Whether a model is a torch.export program, or is wrapped around one."""
-    return any(isinstance(module, ExportedModel) for module in model.modules())
+    return any(isinstance(module, ProgramModule) for module in model.modules())
 
 
 def may_have_fixed_sizes(model: nn.Module) -> bool:
     """Whether a model is one of those that may accept only the sizes with which they were exported or traced."""
-    return any(isinstance(module, (ExportedModel, torch.jit.ScriptModule)) for module in model.modules())
+    return any(isinstance(module, (ProgramModule, torch.jit.ScriptModule)) for module in model.modules())
 
 
 def archive_kind(path: Path) -> str:
@@ -145,7 +145,7 @@ def load_without_class(path: Path) -> nn.Module:
             f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: package the "
             "model's class with --model-file model.py, a torch.export program (.pt2), or TorchScript."
         )
-    return ExportedModel(load_program(path))
+    return ProgramModule(load_program(path))
 
 
 def load_class(model_dir: Path, model_file: str) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchserve_openvino.cache.open import PRECOMPILE_ENV, state_folder
 from torchserve_openvino.errors import ModelLoadError, TorchServeOpenVINOError
-from torchserve_openvino.report.progress import Load, loading
+from torchserve_openvino.report.progress import LoadProgress, loading
 from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.report.saved import save
 from torchserve_openvino.serving.torchserve.base import model_name
@@ -19,7 +19,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
-def observed_load(context: Any) -> Iterator[Load]:
+def observed_load(context: Any) -> Iterator[LoadProgress]:
     """Logs the steps of a model's load, with the level of each line; saves the report of a model that is refused.
 
     Raises:

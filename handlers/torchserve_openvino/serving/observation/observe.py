@@ -32,7 +32,7 @@ _ABSENT: Any = object()
 
 
 @dataclass(frozen=True)
-class Call:
+class ObservedCall:
     """One call of a model.
 
     Attributes:
@@ -57,7 +57,7 @@ class Seen:
         notes: Notes for the report.
     """
 
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, list[ObservedCall]] = field(default_factory=dict)
     parts: dict[str, nn.Module] = field(default_factory=dict)
     declared: dict[str, Sequence[WarmupInput]] = field(default_factory=dict)
     measures: dict[str, Measure | None] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Observer:
             UncopiedCallError: A method that the YAML names is called in a way that can't be compiled.
             Exception: What the handler raises.
         """
-        calls: dict[str, list[Call]] = {}
+        calls: dict[str, list[ObservedCall]] = {}
         try:
             for _ in range(_ROUNDS):
                 calls.clear()
@@ -119,7 +119,7 @@ class Observer:
             new_parts[path] = eager.module
 
     @contextmanager
-    def _recorders(self, name: str, calls: dict[str, list[Call]]) -> Iterator[None]:
+    def _recorders(self, name: str, calls: dict[str, list[ObservedCall]]) -> Iterator[None]:
         """Records the calls of the model and of the known parts that are made inside the context."""
 
         def recorder(path: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,14 +154,14 @@ class Observer:
             else:
                 vars(self._handler).pop(ROOT, None)
 
-    def _write(self, calls: dict[str, list[Call]], path: str, name: str, args: Any, kwargs: Any) -> str:
+    def _write(self, calls: dict[str, list[ObservedCall]], path: str, name: str, args: Any, kwargs: Any) -> str:
         """Records a call; returns why it can't be repeated, if so."""
         part = self.seen.parts.get(path)
         try:
             inputs = (args, dict(kwargs)) if self._takes_any(part) else copied_inputs((args, kwargs))
         except TypeError as error:
             return str(error)
-        calls.setdefault(path, []).append(Call(name, inputs, Modes.of_call(args, kwargs)))
+        calls.setdefault(path, []).append(ObservedCall(name, inputs, Modes.of_call(args, kwargs)))
         return ""
 
     def _note(self, note: str) -> None:
@@ -186,15 +186,15 @@ def files_of(handler: Any) -> list[str]:
     return files
 
 
-def unique(calls: Sequence[Call]) -> list[Call]:
+def unique(calls: Sequence[ObservedCall]) -> list[ObservedCall]:
     """Returns the first call of each shape."""
-    kept: dict[str, Call] = {}
+    kept: dict[str, ObservedCall] = {}
     for call in calls:
         kept.setdefault(_shape(call), call)
     return list(kept.values())
 
 
-def _shape(call: Call) -> str:
+def _shape(call: ObservedCall) -> str:
     leaves, spec = pytree.tree_flatten(call.inputs)
     kinds = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else repr(v) for v in leaves]
     return f"{spec} {kinds} {call.modes}"

@@ -29,7 +29,7 @@ MOST_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Choice:
+class GraphChoice:
     """A decision and its reason.
 
     Attributes:
@@ -64,7 +64,7 @@ class Choice:
         return ""
 
 
-def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") -> Choice:
+def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") -> GraphChoice:
     """Decides before anything is compiled.
 
     Args:
@@ -76,29 +76,29 @@ def choose(eager: Any, config: ServingConfig, shapes: Shapes, part: str = "") ->
     section, pt2, resolved = config.openvino, config.pt2, config.backend
     setting, count = section.batching.one_graph, len(shapes.signatures)
     if setting is False:
-        return Choice(f"{KEY}: false")
+        return GraphChoice(f"{KEY}: false")
     if shapes.inputs is None:
-        return Choice("no inputs are declared")
+        return GraphChoice("no inputs are declared")
     # `export` always makes a graph for each shape, and `auto` may choose it.
     if resolved is None or vocabulary.canonical(pt2.backend) not in vocabulary.BY_DYNAMO:
-        return Choice(f"the backend {pt2.backend} compiles")
+        return GraphChoice(f"the backend {pt2.backend} compiles")
     if section.batching.mode == "dynamic" or pt2.dynamic:
-        return Choice("the graph is dynamic anyway")
+        return GraphChoice("the graph is dynamic anyway")
     if setting is True:
-        return Choice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
+        return GraphChoice(f"{KEY}: true", shapes.inputs.open_axes(ones=True))
     if part:
         # Parts share one report, so the result of a trial could not be told from other parts'.
-        return Choice("it is a part of a model")
+        return GraphChoice("it is a part of a model")
     if resolved.options.device != "CPU":
-        return Choice(f"{resolved.options.device} runs static shapes best")
+        return GraphChoice(f"{resolved.options.device} runs static shapes best")
     weights = weight_bytes(eager)
     why = f"{count} shape(s) would hold {count} cop{'y' if count == 1 else 'ies'} of {weights / 1e6:.0f} MB of weights"
     if shapes.inputs.dims and _convolves(eager) and count * weights <= MOST_BYTES:
-        return Choice(f"{why}, but convolutions along an open size are slower")
+        return GraphChoice(f"{why}, but convolutions along an open size are slower")
     limit = count - math.ceil(WORTH_BYTES / max(weights, 1))
     if len({signature.batch == 1 for signature in shapes.signatures}) > limit:
-        return Choice(f"{why}; one graph would save too little")
-    return Choice(why, shapes.inputs.open_axes(ones=False), limit)
+        return GraphChoice(f"{why}; one graph would save too little")
+    return GraphChoice(why, shapes.inputs.open_axes(ones=False), limit)
 
 
 def _convolves(eager: Any) -> bool:

@@ -14,7 +14,7 @@ from torchserve_openvino.config.sections.handler import OpenVINOSection, WarmupI
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading import files as loading
 from torchserve_openvino.serving.modes import SERVING, Modes
-from torchserve_openvino.serving.observation.observe import Call
+from torchserve_openvino.serving.observation.observe import ObservedCall
 from torchserve_openvino.serving.requests.batching import bucket_sizes
 from torchserve_openvino.serving.shapes import probe
 from torchserve_openvino.serving.shapes.input_spec import (
@@ -65,7 +65,7 @@ def shapes_of(
     batch_size: int,
     streams: int,
     declared: Sequence[WarmupInput],
-    samples: Sequence[Call],
+    samples: Sequence[ObservedCall],
     learns: bool = True,
     modes_for: Callable[[Inputs], Modes] = lambda inputs: SERVING,
 ) -> Shapes:
@@ -112,7 +112,7 @@ def shapes_of(
     return shapes
 
 
-def _undeclared_facts(eager: Any, samples: Sequence[Call]) -> probe.RowFacts | None:
+def _undeclared_facts(eager: Any, samples: Sequence[ObservedCall]) -> probe.RowFacts | None:
     """Returns whether the rows of all samples may be split and padded; None without such a sample."""
     facts = None
     for sample in samples:
@@ -124,7 +124,7 @@ def _undeclared_facts(eager: Any, samples: Sequence[Call]) -> probe.RowFacts | N
     return facts
 
 
-def _other_sizes(eager: Any, samples: Sequence[Call], shapes: Shapes, requests: Sequence[int]) -> list[Case]:
+def _other_sizes(eager: Any, samples: Sequence[ObservedCall], shapes: Shapes, requests: Sequence[int]) -> list[Case]:
     """Returns calls of each sample's shape in the batch sizes that no sample has.
 
     A batch is padded to one of them, or split into several; otherwise it has as many as its requests.
@@ -172,7 +172,7 @@ def _varies(samples: Sequence[Inputs]) -> bool:
 
 
 def _inputs(
-    eager: Any, section: OpenVINOSection, declared: Sequence[WarmupInput], samples: Sequence[Call]
+    eager: Any, section: OpenVINOSection, declared: Sequence[WarmupInput], samples: Sequence[ObservedCall]
 ) -> DeclaredInputs | None:
     names = parameter_names(eager)
     specs: list[InputSpec] = declared_specs(declared, names)

@@ -9,7 +9,7 @@ import torch
 
 from torchserve_openvino.backend.runtime.compare import relative_tolerance, too_far, widened
 from torchserve_openvino.config.sections.handler import VerifySection
-from torchserve_openvino.serving.verification.measures import Judged, Measure
+from torchserve_openvino.serving.verification.measures import Measure, Measurement
 
 WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}
 
@@ -68,7 +68,7 @@ class Judge:
         """
         if len(got) != len(expected):
             return Verdict([f": {len(got)} outputs instead of {len(expected)}"])
-        judged = self.measure.judge(got, expected) if self.measure is not None else Judged()
+        judged = self.measure.judge(got, expected) if self.measure is not None else Measurement()
         met = judged.outputs if not judged.problems and self.section.max_abs is None else frozenset()
         problems = list(judged.problems) if self.must_meet else []
         outputs: list[dict[str, float | None]] = []

@@ -16,7 +16,7 @@ KEY = "handler.openvino.verify.measure"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Measurement:
     """What a measure says of an answer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Measure(ABC):
             The figure, and a sentence without its subject; empty if nothing is wrong.
         """
 
-    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Judged:
+    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Measurement:
         """Judges an answer; by default, each output of floats by itself.
 
         Args:
@@ -71,7 +71,7 @@ class Measure(ABC):
                 worst = self.worse(worst, figure)
                 problems += [f", output {index}: {text}"] if text else []
                 outputs += [index] if figure is not None and index < self.leading else []
-        return Judged(worst, tuple(problems), frozenset(outputs))
+        return Measurement(worst, tuple(problems), frozenset(outputs))
 
     @classmethod
     def worse(cls, first: float | None, second: float | None) -> float | None:
@@ -250,11 +250,11 @@ class Detections(Measure):
         """Returns nothing: labels and boxes can only be judged together."""
         return None, ""
 
-    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Judged:
+    def judge(self, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Measurement:
         """Judges logits ``[batch, queries, classes]`` with boxes ``[batch, queries, 4]``: center, width, height."""
         same = len(got) == len(expected) >= 2 and all(a.shape == b.shape for a, b in zip(got, expected, strict=True))
         if not same:
-            return Judged()
+            return Measurement()
         worst, problems = None, []
         for row, (a, b) in enumerate(zip(self._objects(*got[:2]), self._objects(*expected[:2]), strict=True)):
             # The detections of one must be among those of the other, whose scores may be lower by the bound.
@@ -265,7 +265,7 @@ class Detections(Measure):
                     f", image {row}: lacks {missing} of eager's objects, and has {added} others (same label, "
                     f"overlap of at least {self.overlap:g}, {KEY}.{self.name} {self.bound:g})"
                 )
-        return Judged(worst, tuple(problems), frozenset(range(self.leading)) if worst is not None else frozenset())
+        return Measurement(worst, tuple(problems), frozenset(range(self.leading)) if worst is not None else frozenset())
 
     def _objects(self, logits: torch.Tensor, boxes: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         wide = widened(logits)

@@ -49,7 +49,7 @@ class Sampler:
 
 
 @dataclass
-class Sample:
+class SampledCall:
     """A copy of one call and its answer.
 
     Attributes:
@@ -98,14 +98,14 @@ def copied_inputs(inputs: Inputs) -> Inputs:
     return copied
 
 
-def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
+def copied(inputs: Inputs, model: Callable[..., Any]) -> SampledCall:
     """Returns a copy of the call as a sample without output, which `answered` adds.
 
     Raises:
         TypeError: An input is of a kind that is not copied.
     """
     modes = Modes.now()
-    return Sample(
+    return SampledCall(
         inputs=copied_inputs(inputs),
         inference=torch.is_inference_mode_enabled(),
         grad=modes.grad,
@@ -115,7 +115,7 @@ def copied(inputs: Inputs, model: Callable[..., Any]) -> Sample:
     )
 
 
-def answered(sample: Sample, output: Any) -> Sample:
+def answered(sample: SampledCall, output: Any) -> SampledCall:
     """Adds a copy of the call's answer to the sample and returns it."""
     with torch.inference_mode(False), torch.no_grad():
         sample.output = [tensor.detach().clone() for tensor in output_tensors(output)]

@@ -28,7 +28,7 @@ from torchserve_openvino.serving.loading.files import private_folder
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.judge import Judge, Verdict
 from torchserve_openvino.serving.verification.sampling import (
-    Sample,
+    SampledCall,
     Sampler,
     answered,
     copied,
@@ -84,7 +84,7 @@ class Shadow:
         self._sampler = Sampler(section.shadow)
         self._folder = MismatchFolder(Path(section.keep_mismatches)) if section.keep_mismatches else None
         self._lock = threading.Lock()
-        self._waiting: deque[Sample] = deque()
+        self._waiting: deque[SampledCall] = deque()
         self._bytes = 0
         self._thread: threading.Thread | None = None
         self._next = 0.0
@@ -99,7 +99,7 @@ class Shadow:
 
     # --- in the request -------------------------------------------------------------------------------------
 
-    def take(self, inputs: Callable[[], Inputs]) -> Sample | None:
+    def take(self, inputs: Callable[[], Inputs]) -> SampledCall | None:
         """Returns a copy of a call's inputs if the call is picked; to be used before the call runs.
 
         Args:
@@ -117,7 +117,7 @@ class Shadow:
             self.skip(str(error))
             return None
 
-    def put(self, sample: Sample, output: Any) -> None:
+    def put(self, sample: SampledCall, output: Any) -> None:
         """Queues a sample with the answer of its call."""
         size = tensor_bytes(output)
         with self._lock:
@@ -171,7 +171,7 @@ class Shadow:
         except ShuttingDownError:
             return
 
-    def _check(self, sample: Sample) -> None:
+    def _check(self, sample: SampledCall) -> None:
         if self._why_not:
             self.skip(self._why_not)
             return
@@ -200,7 +200,7 @@ class Shadow:
         self._ran = True
         self._compare(sample, expected, error)
 
-    def _compare(self, sample: Sample, expected: list[torch.Tensor], error: Exception | None) -> None:
+    def _compare(self, sample: SampledCall, expected: list[torch.Tensor], error: Exception | None) -> None:
         if error is None:
             verdict = self._judge.judge(sample.output, expected)
         else:
@@ -218,7 +218,7 @@ class Shadow:
                 self._worst = max([self._worst, *(figure for figure in figures if figure is not None)])
         self.on_change()
 
-    def _reported(self, sample: Sample, expected: list[torch.Tensor], problems: list[str]) -> str:
+    def _reported(self, sample: SampledCall, expected: list[torch.Tensor], problems: list[str]) -> str:
         """Logs and keeps a mismatch, once for the same inputs; returns its description."""
         digest = sample.digest
         problem = f"request {digest}{'; '.join(problems)}"

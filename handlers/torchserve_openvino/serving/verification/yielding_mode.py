@@ -12,7 +12,7 @@ from torchserve_openvino.backend.capture.module_state import module_state
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.verification.sampling import Sample, weight_versions
+from torchserve_openvino.serving.verification.sampling import SampledCall, weight_versions
 
 # --- detects when no request is in progress, so that background work may start or continue ------------------------
 
@@ -151,7 +151,7 @@ def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def run_again(model: Callable[..., Any], sample: Sample, quiet: IdleGate) -> list[torch.Tensor]:
+def run_again(model: Callable[..., Any], sample: SampledCall, quiet: IdleGate) -> list[torch.Tensor]:
     """Returns eager's answer to a sample, in the modes of the original call.
 
     Raises:

@@ -35,7 +35,7 @@ class Probe:
     run: Callable[[], None]
 
 
-class Outcome(NamedTuple):
+class ProbeOutcome(NamedTuple):
     """What a probe found.
 
     Attributes:
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 PROBES: list[Probe] = []
 
 
-def run_probes(packages: Sequence[str] = tuple(TESTED)) -> Iterator[Outcome]:
+def run_probes(packages: Sequence[str] = tuple(TESTED)) -> Iterator[ProbeOutcome]:
     """Runs the probes that the versions of some packages decide, and whose packages are all installed."""
     present = installed().keys()
     for probe in PROBES:
@@ -65,7 +65,7 @@ def run_probes(packages: Sequence[str] = tuple(TESTED)) -> Iterator[Outcome]:
             (*_, last) = traceback.extract_tb(failure.__traceback__)
             error = " ".join(f"{type(failure).__name__}: {failure} ({last.name})".split())
         torch.compiler.reset()
-        yield Outcome(probe.about, tuple(sorted(probe.packages)), round(time.perf_counter() - start, 2), error)
+        yield ProbeOutcome(probe.about, tuple(sorted(probe.packages)), round(time.perf_counter() - start, 2), error)
 
 
 def _probe(about: str, *packages: str) -> Callable[[Callable[[], None]], Callable[[], None]]:

@@ -19,7 +19,7 @@ from torchserve_openvino.serving.loading.op_mappings import load_archived_mappin
 from torchserve_openvino.serving.metrics import MetricsEmitter
 from torchserve_openvino.serving.models import Models, RootModel, prepare_models
 from torchserve_openvino.serving.observation.load import observed_load, save_report
-from torchserve_openvino.serving.observation.observe import ROOT, Call, Seen, model_face
+from torchserve_openvino.serving.observation.observe import ROOT, ObservedCall, Seen, model_face
 from torchserve_openvino.serving.observation.parts import part_at
 from torchserve_openvino.serving.policy import PolicyWatch, admit
 from torchserve_openvino.serving.ready import ReadyState, shadow_for
@@ -121,7 +121,9 @@ class Worker(Answering):
         parts = {path: part_at(self.handler, path) for path in self.config.openvino.compile}
         if not self.reads_samples:
             return self.own_code.learn(samples, parts, sizes, self.run_own)
-        return Seen({ROOT: [Call(name, self._read(name, body)) for name, body in samples]} if samples else {}, parts)
+        return Seen(
+            {ROOT: [ObservedCall(name, self._read(name, body)) for name, body in samples]} if samples else {}, parts
+        )
 
     def summary(self, models: Models | None) -> str:
         """Returns what is logged at READY."""

@@ -17,8 +17,8 @@ from torchserve_openvino.config.sections.handler import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks.audio.sound import SECTION, Limits, samples_of
-from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.audio.sound import SECTION, RecordingLimits, samples_of
+from torchserve_openvino.tasks.hub import HubHandler, RequestInput
 from torchserve_openvino.tasks.request_body import RequestBody
 from torchserve_openvino.tasks.text.base import doublings
 
@@ -61,7 +61,7 @@ _MAX_SECONDS = 30.0
 _WINDOW_SECONDS = 0.025
 
 
-class Head(nn.Module):
+class AudioHead(nn.Module):
     """A Hugging Face model that returns only its logits.
 
     Args:
@@ -100,7 +100,7 @@ class Recording:
         samples: Its length at the model's rate.
     """
 
-    part: Part
+    part: RequestInput
     features: torch.Tensor
     samples: int
 
@@ -133,13 +133,13 @@ class AudioHandler(RecordingHandler):
         masks: Whether recordings are padded, and the model gets a mask.
     """
 
-    head: ClassVar[type[Head]] = Head
+    head: ClassVar[type[AudioHead]] = AudioHead
 
     def __init__(self) -> None:
         super().__init__()
         self.extractor: Any = None
         self.rate = 0
-        self.allowed = Limits(0.0, 0)
+        self.allowed = RecordingLimits(0.0, 0)
         self.shortest = 1
         self.fixed: tuple[int, ...] | None = None
         self.masks = False
@@ -204,7 +204,7 @@ class AudioHandler(RecordingHandler):
                 f"{SECTION}.lengths has {seconds[-1]:g} s; the longest recording has {longest:g} s (audio.max_seconds)."
             )
         key = "lengths" if seconds[-1] < longest else "max_seconds"
-        self.allowed = Limits(seconds[-1], audio.max_bytes, f"{SECTION}.{key}")
+        self.allowed = RecordingLimits(seconds[-1], audio.max_bytes, f"{SECTION}.{key}")
         lengths = [math.ceil(length * self.rate) for length in seconds]
         if self.shortest > lengths[-1]:
             raise ModelLoadError(
@@ -236,7 +236,7 @@ class AudioHandler(RecordingHandler):
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def decode(self, item: Part) -> Recording:
+    def decode(self, item: RequestInput) -> Recording:
         """Decodes one recording, and extracts its features."""
         samples = samples_of(item.input, self.rate, self.allowed)
         if len(samples) < self.shortest:

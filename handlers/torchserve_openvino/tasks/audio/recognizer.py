@@ -9,14 +9,14 @@ from torch import nn
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.verification.measures import Measure, Top1
-from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, Head, Recording
+from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, AudioHead, Recording
 from torchserve_openvino.tasks.catalog import encodes
-from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.hub import RequestInput
 from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
 
 
-class FramesHead(Head):
+class FramesHead(AudioHead):
     """A CTC model whose answer to a padded recording is that to the recording alone, followed by zeros.
 
     The number of frames is a function of the number of samples that only the model knows, so its output can't be cut
@@ -87,7 +87,7 @@ class SpeechRecognizer(AudioHandler):
         """Returns the model inside its head."""
         return FramesHead(model, masks=self.masks, longest=self._openvino.config.openvino.batching.dims[LENGTH][-1])
 
-    def decode(self, item: Part) -> Recording:
+    def decode(self, item: RequestInput) -> Recording:
         """Decodes one recording."""
         if names := sorted(item.parameters.model_fields_set):
             raise InvalidInputError(

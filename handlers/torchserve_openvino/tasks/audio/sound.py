@@ -34,7 +34,7 @@ _ESTIMATED = frozenset({"MP3", "MPEG"})
 
 
 @dataclass(frozen=True)
-class Limits:
+class RecordingLimits:
     """The largest recording.
 
     Attributes:
@@ -48,7 +48,7 @@ class Limits:
     key: str = f"{SECTION}.max_seconds"
 
 
-def samples_of(value: Any, rate: int, limits: Limits) -> np.ndarray:
+def samples_of(value: Any, rate: int, limits: RecordingLimits) -> np.ndarray:
     """Returns a recording's samples.
 
     Args:
@@ -85,7 +85,7 @@ def samples_of(value: Any, rate: int, limits: Limits) -> np.ndarray:
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 
-def _decoded(data: bytes, limits: Limits) -> tuple[np.ndarray, int]:
+def _decoded(data: bytes, limits: RecordingLimits) -> tuple[np.ndarray, int]:
     """Returns the samples of an audio file, mixed to one channel, and its sampling rate."""
     _check_wave(data, limits)
     try:
@@ -101,7 +101,7 @@ def _decoded(data: bytes, limits: Limits) -> tuple[np.ndarray, int]:
         ) from error
 
 
-def _read(file: Any, limits: Limits) -> np.ndarray:
+def _read(file: Any, limits: RecordingLimits) -> np.ndarray:
     rate, frames = file.samplerate, file.frames
     if not _RATES[0] <= rate <= _RATES[1]:
         raise InvalidInputError(f"the recording's sampling rate is {rate} Hz; it must be {_RATES[0]} to {_RATES[1]} Hz")
@@ -130,7 +130,7 @@ def _read(file: Any, limits: Limits) -> np.ndarray:
     return np.concatenate(blocks)
 
 
-def _check_wave(data: bytes, limits: Limits) -> None:
+def _check_wave(data: bytes, limits: RecordingLimits) -> None:
     """Compares what a WAV file's header states with what follows, because libsndfile takes what there is.
 
     Raises:
@@ -168,7 +168,7 @@ def _too_many(rate: int) -> PayloadTooLargeError:
     )
 
 
-def _too_long(seconds: float, limits: Limits, more: str = "") -> PayloadTooLargeError:
+def _too_long(seconds: float, limits: RecordingLimits, more: str = "") -> PayloadTooLargeError:
     return PayloadTooLargeError(
         f"the recording has {more}{seconds:.1f} s; the longest is {limits.seconds:g} s ({limits.key})"
     )

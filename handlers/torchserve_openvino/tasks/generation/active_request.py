@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from torchserve_openvino.errors import GenerationError, ItemError
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling, Stream
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, Placed, Writer
+from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, PlacedToken, TextWriter
 from torchserve_openvino.tasks.generation.reading import GenerationRequest, Prompt
 
 # Between looks at several sequences, of which any may have something new.
@@ -35,7 +35,7 @@ class Choice:
     index: int
     prompt: int
     stream: Stream
-    writer: Writer
+    writer: TextWriter
     before: str = ""
     tokens: int = 0
     finish: str | None = None
@@ -45,7 +45,7 @@ class Choice:
     last: float = 0.0
     # Everything that was taken from the writer, for an answer in one piece.
     text: str = ""
-    listed: list[Placed] = field(default_factory=list)
+    listed: list[PlacedToken] = field(default_factory=list)
 
     def take(self) -> Delta:
         """Returns what is new since the last call; the first time with the echo."""
@@ -109,7 +109,7 @@ class ActiveRequest:
             try:
                 for copy in range(request.n):
                     started = time.perf_counter()
-                    writer = Writer(decode, request.stops, lists_tokens=lists_tokens, special=special)
+                    writer = TextWriter(decode, request.stops, lists_tokens=lists_tokens, special=special)
                     stream = engine.submit(prompt.tokens, _own_seed(prompt, copy))
                     choice = Choice(number * request.n + copy, number, stream, writer, started=started)
                     choice.before = prompt.text if request.echo else ""

@@ -11,7 +11,7 @@ from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.refusals import refusal
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, Choice
-from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, Placed
+from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, PlacedToken
 from torchserve_openvino.tasks.generation.reading import GenerationRequest
 from torchserve_openvino.tasks.openai import openai_error
 
@@ -88,7 +88,7 @@ class Plain:
             **tokens,
         }
 
-    def listed(self, placed: Placed) -> dict[str, Any]:
+    def listed(self, placed: PlacedToken) -> dict[str, Any]:
         """Returns a token with its alternatives."""
         token = placed.token
         top = [{"token": self.decode([other]), "logprob": _shown(value)} for other, value in token.top]
@@ -150,7 +150,7 @@ class _OpenAI(Plain):
     def _no_usage(self) -> dict[str, Any]:
         return {"usage": None} if self.request.usage else {}
 
-    def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
+    def _choice(self, choice: Choice, text: str, tokens: Sequence[PlacedToken], *, whole: bool) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -159,12 +159,12 @@ class Completion(_OpenAI):
 
     prefix, kind, kind_of_piece = "cmpl", "text_completion", "text_completion"
 
-    def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
+    def _choice(self, choice: Choice, text: str, tokens: Sequence[PlacedToken], *, whole: bool) -> dict[str, Any]:
         logprobs = self._logprobs(tokens) if self.request.logprobs is not None else None
         finish = choice.finish if whole or choice.reported else None
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, tokens: Sequence[Placed]) -> dict[str, Any]:
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [_shown(token.token.logprob) for token in tokens],
@@ -172,7 +172,7 @@ class Completion(_OpenAI):
             "text_offset": [token.offset for token in tokens],
         }  # fmt: skip
 
-    def _by_text(self, placed: Placed) -> dict[str, Any]:
+    def _by_text(self, placed: PlacedToken) -> dict[str, Any]:
         """Returns the most probable texts; of several tokens with one text (parts of characters), the best one."""
         by_text: dict[str, Any] = {}
         for other, value in placed.token.top:
@@ -197,7 +197,7 @@ class Chat(_OpenAI):
             for choice in exchange.choices
         ]  # fmt: skip
 
-    def _choice(self, choice: Choice, text: str, tokens: Sequence[Placed], *, whole: bool) -> dict[str, Any]:
+    def _choice(self, choice: Choice, text: str, tokens: Sequence[PlacedToken], *, whole: bool) -> dict[str, Any]:
         logprobs = {"content": [self._token(token) for token in tokens]} if self.request.logprobs is not None else None
         shown: dict[str, Any] = {"index": choice.index}
         if whole:
@@ -207,7 +207,7 @@ class Chat(_OpenAI):
         finish = choice.finish if whole or choice.reported else None
         return {**shown, "logprobs": logprobs, "finish_reason": finish}
 
-    def _token(self, placed: Placed) -> dict[str, Any]:
+    def _token(self, placed: PlacedToken) -> dict[str, Any]:
         top = [_with_bytes(self.decode([other]), value) for other, value in placed.token.top]
         return {**_with_bytes(placed.text, placed.token.logprob), "top_logprobs": top}
 

@@ -16,7 +16,7 @@ from torchserve_openvino.generation.text.eager import EagerSteps
 from torchserve_openvino.generation.text.engine import StepLimits
 from torchserve_openvino.generation.text.expected import proof_prompts
 from torchserve_openvino.generation.text.exporting.weights import dequantized
-from torchserve_openvino.generation.text.proof import Proof, prove
+from torchserve_openvino.generation.text.proof import GenerationProof, prove
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.generation.text.settings import end_tokens
 from torchserve_openvino.generation.text.stepping import SteppingEngine
@@ -108,7 +108,7 @@ def _in_precision(config: ServingConfig) -> ServingConfig:
 def _proven(
     engine: SteppingEngine, generation: CompiledGeneration, config: ServingConfig, configured: list[list[int]],
     limits: StepLimits,
-) -> Proof | None:  # fmt: skip
+) -> GenerationProof | None:  # fmt: skip
     """Compares tokens and logits with eager PyTorch's; None where `verify.against` is ``off``."""
     section, verify = config.openvino.generate, config.openvino.verify
     if verify.against == "off":

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchserve_openvino.generation.text.engine import Token
+from torchserve_openvino.generation.text.engine import GeneratedToken
 
 Decode = Callable[[list[int]], str]
 
@@ -49,7 +49,7 @@ class Detokenizer:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedToken:
     """A token and where its text begins.
 
     Attributes:
@@ -58,7 +58,7 @@ class Placed:
         text: Its own text; a broken character if it holds a part of one.
     """
 
-    token: Token
+    token: GeneratedToken
     offset: int
     text: str
 
@@ -68,10 +68,10 @@ class Delta:
     """What is new in an answer."""
 
     text: str = ""
-    tokens: tuple[Placed, ...] = ()
+    tokens: tuple[PlacedToken, ...] = ()
 
 
-class Writer:
+class TextWriter:
     """Writes the text of one sequence, up to a stop text.
 
     Args:
@@ -87,20 +87,20 @@ class Writer:
         self._decode, self._detokenizer = decode, Detokenizer(decode)
         self._stops, self._lists_tokens, self._special = tuple(stops), lists_tokens, special
         self._longest = max(map(len, self._stops), default=1)
-        self._waiting: list[Placed] = []
+        self._waiting: list[PlacedToken] = []
         self._taken = 0
         self._ended = False
         self.text = ""
         self.stopped = False
 
-    def add(self, token: Token) -> bool:
+    def add(self, token: GeneratedToken) -> bool:
         """Takes a token; returns whether the answer goes on, which it does not after a stop text."""
         if self.stopped:
             return False
         before = len(self.text)
         piece = self._detokenizer.add(token.id)
         if self._lists_tokens:
-            self._waiting.append(Placed(token, before, self._decode([token.id])))
+            self._waiting.append(PlacedToken(token, before, self._decode([token.id])))
         if not piece:
             return True
         self.text += piece
@@ -120,7 +120,7 @@ class Writer:
         text, self._taken = self.text[self._taken : end], max(end, self._taken)
         return Delta(text, tuple(self._tokens_before(end, final)))
 
-    def _tokens_before(self, end: int, final: bool) -> list[Placed]:
+    def _tokens_before(self, end: int, final: bool) -> list[PlacedToken]:
         ready = [item for item in self._waiting if item.offset < end or (final and not self.stopped)]
         self._waiting = self._waiting[len(ready) :]
         if final:

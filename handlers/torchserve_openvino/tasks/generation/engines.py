@@ -14,11 +14,11 @@ from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError
-from torchserve_openvino.generation.text.choosing import Choice, choose, may_be_genai
+from torchserve_openvino.generation.text.choosing import EngineChoice, choose, may_be_genai
 from torchserve_openvino.generation.text.compiled import check as check_compiled
 from torchserve_openvino.generation.text.compiled import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
-from torchserve_openvino.generation.text.engine import Engine, Load
+from torchserve_openvino.generation.text.engine import Engine, EngineLoad
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.weights import dequantized
 from torchserve_openvino.generation.text.making import Making
@@ -62,7 +62,7 @@ class SupervisedEngine:
         """The engine that runs, or ran last."""
         return self.generator.engine
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Returns what the engine does now."""
         return self.engine.load()
 
@@ -195,7 +195,7 @@ def _on_openvino(source: EngineSource) -> Generator:
     try:
         making = _making(source, prompts) if may_be_genai(section) else None
         if making is not None and section.engine is None and making.stored:
-            choice = Choice("genai", "OpenVINO GenAI took this model before: it is in the cache")
+            choice = EngineChoice("genai", "OpenVINO GenAI took this model before: it is in the cache")
         else:
             choice = choose(section, load_config(source.folder))
         if making is not None and choice.engine == "genai":
@@ -203,7 +203,7 @@ def _on_openvino(source: EngineSource) -> Generator:
     except ModelLoadError as error:
         if section.engine is not None or not _may_compile(config):
             raise
-        choice = Choice("compile", str(error))
+        choice = EngineChoice("compile", str(error))
     logger.info("generate.engine: compile, because %s", choice.why)
     opened = open_compiled(source.folder, source.context, prompts, choice.why)
     return Generator(opened.engine, opened.tracker, opened.facts)

@@ -39,7 +39,7 @@ from torchserve_openvino.tasks.generation.engines import (
 )
 from torchserve_openvino.tasks.generation.fields import TextParameters
 from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
-from torchserve_openvino.tasks.generation.reading import PROMPT, Limits, Reader, endpoint_of
+from torchserve_openvino.tasks.generation.reading import PROMPT, GenerationLimits, RequestReader, endpoint_of
 from torchserve_openvino.tasks.handler import TaskWorker
 from torchserve_openvino.tasks.hub import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
@@ -48,7 +48,7 @@ from torchserve_openvino.tasks.openai import LAST_EVENT, MODELS, models_body, op
 # --- one request of a call to a handler: what is generated for it, and what is sent -------------------------------
 
 
-class Call:
+class GenerationCall:
     """One request of a call to `handle`.
 
     Attributes:
@@ -172,7 +172,7 @@ class TextGenerator(HubHandler):
         super().__init__()
         self.tokenizer: Any = None
         self._kept: SupervisedEngine | None = None
-        self._reader: Reader | None = None
+        self._reader: RequestReader | None = None
         self._special: frozenset[int] = frozenset()
         self._measures: GenerationMetrics | None = None
         self._frontend: dict[str, str] = {}
@@ -204,11 +204,11 @@ class TextGenerator(HubHandler):
         self._kept = SupervisedEngine(partial(started, source, self._openvino.eager_model), self._started_again)
         atexit.register(self._kept.close)
         vocabulary = int(self._openvino.eager_model.config.get_text_config().vocab_size)
-        limits = Limits(
+        limits = GenerationLimits(
             section.generate.max_tokens, self.engine.max_length, section.text.max_bytes, section.text.max_inputs,
             vocabulary,
         )  # fmt: skip
-        self._reader = Reader(self.tokenizer, self._openvino.model_name, limits)
+        self._reader = RequestReader(self.tokenizer, self._openvino.model_name, limits)
         self._openvino.report = CompileReport(self._kept.generator.tracker)
         return None
 
@@ -256,13 +256,13 @@ class TextGenerator(HubHandler):
         """Returns the answer to each item, or its refusal."""
         return self.predict([self.decode(item) for item in items])
 
-    def decode(self, item: Any) -> Call:
+    def decode(self, item: Any) -> GenerationCall:
         """Starts what an item asks; a refusal is kept in what is returned."""
         # An envelope passes on the request itself, where TorchServe would give it a name.
         bare = isinstance(item, dict) and not item.keys() & {"data", "body"}
         return self._called({"body": item} if bare else item, "")
 
-    def predict(self, values: list[Call]) -> list[Any]:
+    def predict(self, values: list[GenerationCall]) -> list[Any]:
         """Generates until all are done, and returns their answers."""
         self._finish(values, ())
         return [call.whole() for call in values]
@@ -271,7 +271,7 @@ class TextGenerator(HubHandler):
         """Is not called: the engine checks prompts before it takes them."""
         raise NotImplementedError
 
-    def _finish(self, calls: Sequence[Call], requests: Sequence[Request]) -> None:
+    def _finish(self, calls: Sequence[GenerationCall], requests: Sequence[Request]) -> None:
         """Generates until all are done; sends pieces of those that stream, and ends those whose client has hung up.
 
         Args:
@@ -298,7 +298,7 @@ class TextGenerator(HubHandler):
             for exchange in exchanges:
                 self._measures.on_response(metrics, exchange)
 
-    def _check_policy(self, calls: Sequence[Call]) -> None:
+    def _check_policy(self, calls: Sequence[GenerationCall]) -> None:
         """Refuses requests during which something fell back that the policy refuses; whose it was, no one can tell."""
         if self._openvino.state is None:
             return
@@ -310,16 +310,16 @@ class TextGenerator(HubHandler):
 
     # --- one request ------------------------------------------------------------------------------------------
 
-    def _call_for(self, request: Request) -> Call:
+    def _call_for(self, request: Request) -> GenerationCall:
         """Starts what a request asks, at the endpoint that its URL names."""
         if not request.explains:
             return self._called(request.row, request.path)
-        call = Call()
+        call = GenerationCall()
         call.answer = NotExplainedError(NO_EXPLANATIONS)
         return call
 
-    def _called(self, item: Any, path: str) -> Call:
-        call = Call()
+    def _called(self, item: Any, path: str) -> GenerationCall:
+        call = GenerationCall()
         assert self._reader is not None and self._kept is not None
         name = self._openvino.model_name
         try:
@@ -343,7 +343,7 @@ class TextGenerator(HubHandler):
             call.answer = server_fault(error)
         return call
 
-    def _response(self, request: Request, call: Call) -> Response:
+    def _response(self, request: Request, call: GenerationCall) -> Response:
         """Returns the response in one piece, or the last piece of a stream."""
         if call.streams:
             return Response(call.pieces(), EVENT_STREAM)

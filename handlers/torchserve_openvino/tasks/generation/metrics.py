@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torchserve_openvino.generation.text.engine import Load
+from torchserve_openvino.generation.text.engine import EngineLoad
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, worker_name
 from torchserve_openvino.serving.requests.metric_sink import MetricSink
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest
@@ -28,7 +28,7 @@ class GenerationMetrics:
         version: The model's version.
     """
 
-    def __init__(self, metrics: MetricSink, load: Callable[[], Load], version: str = "") -> None:
+    def __init__(self, metrics: MetricSink, load: Callable[[], EngineLoad], version: str = "") -> None:
         # Gauges of different workers must not overwrite each other.
         self._labels = {"worker": worker_name(sys.argv), "version": version or "default"}
         self._metrics, self._load = metrics, load
@@ -66,7 +66,7 @@ class GenerationMetrics:
                 if choice.tokens > 1:
                     self._observe(metrics, BETWEEN, (choice.last - choice.first) / (choice.tokens - 1))
 
-    def emit(self) -> Load:
+    def emit(self) -> EngineLoad:
         """Sends counts and gauges that changed; returns what the engine does now."""
         load, metrics = self._load(), self._metrics
         with self._lock:

@@ -70,7 +70,7 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     """What a request may ask.
 
     Attributes:
@@ -88,7 +88,7 @@ class Limits:
     vocabulary: int
 
 
-class Reader:
+class RequestReader:
     """Reads requests for one model.
 
     Args:
@@ -97,7 +97,7 @@ class Reader:
         limits: What a request may ask.
     """
 
-    def __init__(self, tokenizer: Any, name: str, limits: Limits) -> None:
+    def __init__(self, tokenizer: Any, name: str, limits: GenerationLimits) -> None:
         self._tokenizer, self._name, self._limits = tokenizer, name, limits
         # A tokenizer in Rust fails if two threads change its padding, which it sets with each call.
         self._lock = threading.Lock()

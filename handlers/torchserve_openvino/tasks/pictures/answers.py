@@ -53,7 +53,7 @@ def together(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"created": int(time.time()), "data": list(entries)}
 
 
-class Events:
+class PictureEvents:
     """Sends server-sent events to one request of a batch, before the batch is answered.
 
     Args:

@@ -23,7 +23,7 @@ from torchserve_openvino.tasks.catalog import TASKS
 from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, unknown_path
-from torchserve_openvino.tasks.pictures.answers import Events, Pictures, entry_of, event, png, together
+from torchserve_openvino.tasks.pictures.answers import PictureEvents, Pictures, entry_of, event, png, together
 from torchserve_openvino.tasks.pictures.parameters import (
     InputsRequest,
     PictureParameters,
@@ -31,7 +31,7 @@ from torchserve_openvino.tasks.pictures.parameters import (
     read,
     read_openai,
 )
-from torchserve_openvino.tasks.pictures.request_limits import ImageRequest, Limits
+from torchserve_openvino.tasks.pictures.request_limits import ImageRequest, PictureLimits
 
 # What follows the model's path in a request's URL, in OpenAI's protocol; TorchServe passes it as a header.
 _OPENAI = "v1/images/generations"
@@ -75,7 +75,7 @@ class ImageGenerator(TaskHandler):
         self.maker = PictureMaker(load(self.folder))
         section = self._openvino.config.openvino
         sizes = self.maker.components.sizes(section.image_generation)
-        self.limits = Limits(section, self.maker, sizes)
+        self.limits = PictureLimits(section, self.maker, sizes)
         self.model = self.maker.components.denoiser
         self._most_items = section.image_generation.max_images
 
@@ -143,7 +143,7 @@ class ImageGenerator(TaskHandler):
     def _one(self, item: Any, request: Request) -> Any:
         """Answers one item; an error in it is its own."""
         path = _path(request)
-        events = Events(request, self._openvino.most_bytes)
+        events = PictureEvents(request, self._openvino.most_bytes)
         refused = isolated(lambda: self._checked(item, request, path, events))
         if not isinstance(refused, ItemError):
             return refused
@@ -155,7 +155,7 @@ class ImageGenerator(TaskHandler):
             refused.form = openai_error
         return refused
 
-    def _checked(self, item: Any, request: Request, path: str, events: Events) -> Any:
+    def _checked(self, item: Any, request: Request, path: str, events: PictureEvents) -> Any:
         if request.explains:
             raise NotExplainedError(NO_EXPLANATIONS)
         if path not in {"", _OPENAI}:
@@ -168,7 +168,7 @@ class ImageGenerator(TaskHandler):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
         return self.watched(lambda: self._made(wish, events, as_png=wish.png and plain and path != _OPENAI))
 
-    def _made(self, wish: ImageRequest, events: Events, *, as_png: bool) -> Any:
+    def _made(self, wish: ImageRequest, events: PictureEvents, *, as_png: bool) -> Any:
         entries: list[dict[str, Any]] = []
         count = len(wish.seeds)
         for number, seed in enumerate(wish.seeds, 1):

@@ -10,7 +10,7 @@ from PIL import Image
 from torchserve_openvino.config.sections.handler import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
-from torchserve_openvino.generation.images.components import Size
+from torchserve_openvino.generation.images.components import PictureSize
 from torchserve_openvino.generation.images.pictures import ImageSettings, PictureMaker
 from torchserve_openvino.tasks import images
 from torchserve_openvino.tasks.hub import text_of
@@ -38,7 +38,7 @@ class ImageRequest:
     stream: bool
 
 
-class Limits:
+class PictureLimits:
     """What requests may ask.
 
     Args:
@@ -50,7 +50,7 @@ class Limits:
         ModelLoadError: The configuration asks for what the pipeline can't do.
     """
 
-    def __init__(self, section: OpenVINOSection, maker: PictureMaker, sizes: Sequence[Size]) -> None:
+    def __init__(self, section: OpenVINOSection, maker: PictureMaker, sizes: Sequence[PictureSize]) -> None:
         self._section, self._own, self._maker = section, section.image_generation, maker
         self.sizes = list(sizes)
         if maker.most_steps is not None and self._own.max_steps > maker.most_steps:
@@ -164,18 +164,18 @@ class Limits:
             )
         return picture, mask
 
-    def _size(self, text: str | None, picture: Image.Image | None) -> Size:
+    def _size(self, text: str | None, picture: Image.Image | None) -> PictureSize:
         known = listed([str(size) for size in self.sizes])
         if text is None and picture is None:
             return self.sizes[0]
         if text is None:
             assert picture is not None
-            own = Size(picture.width, picture.height)
+            own = PictureSize(picture.width, picture.height)
             if own not in self.sizes:
                 raise InvalidInputError(f"image has {own} pixels; send {known}, or name the size to stretch it to")
             return own
         try:
-            size = Size.of(text)
+            size = PictureSize.of(text)
         except ValueError as error:
             raise InvalidInputError(f"{error}; this model makes {known}") from error
         if size not in self.sizes:

@@ -19,7 +19,7 @@ _FILE = "file"
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """The form in which an answer goes out.
 
     Attributes:
@@ -33,7 +33,7 @@ class Form:
     temperature: float
 
 
-def read(item: Any, path: str) -> tuple[dict[str, Any], Form]:
+def read(item: Any, path: str) -> tuple[dict[str, Any], AnswerForm]:
     """Reads a request.
 
     Args:
@@ -61,7 +61,7 @@ def read(item: Any, path: str) -> tuple[dict[str, Any], Form]:
         "task": task, "return_timestamps": name in _TIMED or None,
     }  # fmt: skip
     settings = {key: value for key, value in parameters.items() if value is not None}
-    return {"body": {"inputs": bytes(file), "parameters": settings}}, Form(name, task, audio.temperature)
+    return {"body": {"inputs": bytes(file), "parameters": settings}}, AnswerForm(name, task, audio.temperature)
 
 
 def _text(name: str, value: Any) -> str:
@@ -71,7 +71,7 @@ def _text(name: str, value: Any) -> str:
         raise InvalidInputError(f"the field {name} is not UTF-8 text: {error}") from error
 
 
-def body(transcripts: Transcript, form: Form) -> tuple[Any, str]:
+def body(transcripts: Transcript, form: AnswerForm) -> tuple[Any, str]:
     """Returns the body of an answer, and its content type."""
     if form.name == "json":
         return {"text": transcripts.text}, "application/json"
@@ -89,7 +89,7 @@ def _said(transcripts: Transcript) -> list[Segment]:
     return [segment for segment in transcripts.segments if segment.text.strip()]
 
 
-def _verbose(transcripts: Transcript, form: Form) -> dict[str, Any]:
+def _verbose(transcripts: Transcript, form: AnswerForm) -> dict[str, Any]:
     segments = [
         {
             "id": number,

@@ -15,7 +15,7 @@ from torchserve_openvino.generation.speech.proof import made_up, prove
 from torchserve_openvino.generation.speech.recordings import Sound, Transcript, TranscriptionSettings
 from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
-from torchserve_openvino.generation.text.proof import Proof
+from torchserve_openvino.generation.text.proof import GenerationProof
 from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
@@ -24,8 +24,8 @@ from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.plan import batch_sizes
 from torchserve_openvino.tasks.audio.base import RecordingHandler
-from torchserve_openvino.tasks.audio.sound import Limits, samples_of
-from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.audio.sound import RecordingLimits, samples_of
+from torchserve_openvino.tasks.hub import RequestInput
 from torchserve_openvino.tasks.openai import openai_error
 from torchserve_openvino.tasks.request_body import RequestBody
 from torchserve_openvino.tasks.speech import endpoints
@@ -40,7 +40,7 @@ _SHORTEST_SECONDS = 0.025
 
 
 @dataclass(frozen=True)
-class Order:
+class TranscriptionRequest:
     """A recording, and how it is transcribed."""
 
     sound: Sound
@@ -65,10 +65,10 @@ class Transcriber(RecordingHandler):
 
     # Not in `__init__`: a handler becomes one after it was made (`SpeechRecognizer`).
     listener: Any = None
-    allowed = Limits(0.0, 0)
+    allowed = RecordingLimits(0.0, 0)
     batches: tuple[int, ...] = (1,)
     _eager: Any = None
-    _proof: Proof | None = None
+    _proof: GenerationProof | None = None
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -91,7 +91,9 @@ class Transcriber(RecordingHandler):
         self.listener = self._eager
         audio = self._openvino.config.openvino.audio
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
-        self.allowed = Limits(longest if self._eager.timed else min(longest, self._eager.window), audio.max_bytes)
+        self.allowed = RecordingLimits(
+            longest if self._eager.timed else min(longest, self._eager.window), audio.max_bytes
+        )
         return model
 
     def _check_section(self) -> None:
@@ -189,7 +191,7 @@ class Transcriber(RecordingHandler):
         request = super().ask(value, max_bytes, max_inputs)
         return RequestBody(request.inputs, flattened(request.parameters), request.many)
 
-    def decode(self, item: Part) -> Order:
+    def decode(self, item: RequestInput) -> TranscriptionRequest:
         """Decodes one recording, and extracts its spectrogram."""
         settings = self._settings(item.parameters)
         samples = samples_of(item.input, self.listener.rate, self.allowed)
@@ -200,7 +202,7 @@ class Transcriber(RecordingHandler):
             )
         sound = self.listener.sound(samples)
         self.listener.check(settings, sound)
-        return Order(sound, settings)
+        return TranscriptionRequest(sound, settings)
 
     def _settings(self, parameters: SpeechParameters) -> TranscriptionSettings:
         listener = self.listener
@@ -214,7 +216,7 @@ class Transcriber(RecordingHandler):
             prompt=listener.prompt(parameters.prompt) if parameters.prompt else (),
         )
 
-    def predict(self, values: list[Order]) -> list[Any]:
+    def predict(self, values: list[TranscriptionRequest]) -> list[Any]:
         """Transcribes recordings that may be transcribed together, group by group."""
         answers: list[Any] = [None] * len(values)
         for group in self.listener.groups([(value.sound, value.settings) for value in values], self.batches[-1]):
@@ -224,14 +226,14 @@ class Transcriber(RecordingHandler):
                 answers[position] = answer
         return answers
 
-    def run_eager(self, value: Order) -> Any:
+    def run_eager(self, value: TranscriptionRequest) -> Any:
         """Transcribes one recording in eager PyTorch."""
         return self._eager.transcribe([value.sound], value.settings)
 
     def _answered(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Answers a batch: requests in OpenAI's form are transcribed together with others."""
         answers: list[Any] = [None] * len(items)
-        forms: dict[int, endpoints.Form | None] = {}
+        forms: dict[int, endpoints.AnswerForm | None] = {}
         parameters: dict[int, Any] = {}
         for index, (item, request) in enumerate(zip(items, requests, strict=True)):
             if request.envelope is not None or not request.path:
@@ -252,7 +254,7 @@ class Transcriber(RecordingHandler):
         ]
 
 
-def _in_form(answer: Any, form: endpoints.Form | None) -> Any:
+def _in_form(answer: Any, form: endpoints.AnswerForm | None) -> Any:
     """Returns an answer or a refusal in OpenAI's form."""
     if isinstance(answer, ItemError):
         answer.form = openai_error

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from torchserve_openvino.tasks.openai import STRICT, RequestError, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, ServedModel, TeiForm, check_count
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, ModelFacts, TeiForm, check_count
 
 
 class PredictRequest(BaseModel):
@@ -21,7 +21,7 @@ class PredictRequest(BaseModel):
 class TeiPredict(TeiForm):
     """TEI's classification: a text, or a list of lists of one text; a list of two texts is a pair there."""
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(PredictRequest, body, {**UNSUPPORTED, "raw_scores": (False,)})
         self.many = isinstance(request.inputs, list)
         self.inputs = [request.inputs]

@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from torchserve_openvino.tasks.openai import STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ServedModel, TeiForm, check_count
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ModelFacts, TeiForm, check_count
 
 Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -58,7 +58,7 @@ class OpenAIEmbeddings(Form):
 
     field = "input"
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(EmbeddingsRequest, body, {})
         check_model(request.model, model.name)
         _check_dense(model)
@@ -88,7 +88,7 @@ class OpenAIEmbeddings(Form):
 class TeiEmbed(TeiForm):
     """TEI's embeddings: the bare vectors, always in a list."""
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(EmbedRequest, body, {**UNSUPPORTED, "prompt_name": ()})
         _check_dense(model)
         if model.normalizes and not request.normalize:
@@ -108,7 +108,7 @@ class TeiEmbed(TeiForm):
 class TeiEmbedSparse(TeiForm):
     """TEI's sparse embeddings: of each text, the words with a weight."""
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(EmbedSparseRequest, body, {**UNSUPPORTED, "prompt_name": ()})
         if not model.sparse:
             raise RequestError("this model's vectors are not sparse: ask /embed or /v1/embeddings")
@@ -120,7 +120,7 @@ class TeiEmbedSparse(TeiForm):
         return [word_weights(answer.answer.value) for answer in answers]
 
 
-def _check_dense(model: ServedModel) -> None:
+def _check_dense(model: ModelFacts) -> None:
     """Refuses a form that has no place for sparse vectors.
 
     Raises:
@@ -137,7 +137,7 @@ def word_weights(vector: torch.Tensor) -> list[dict[str, Any]]:
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def _inputs(value: Any, field: str, model: ServedModel) -> tuple[list[Any], bool]:
+def _inputs(value: Any, field: str, model: ModelFacts) -> tuple[list[Any], bool]:
     """Returns inputs, each a text or a list of token ids, and whether they came as a list.
 
     Raises:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ModelFacts:
     """What a form depends on of the model.
 
     Attributes:
@@ -68,7 +68,7 @@ class Form(ABC):
     many = False
 
     @abstractmethod
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         """Reads a request.
 
         Args:
@@ -127,7 +127,7 @@ def _located(error: ItemError, field: str) -> ItemError:
     return RequestError(message, param=field, status=error.status)
 
 
-def check_count(count: int, model: ServedModel, field: str) -> None:
+def check_count(count: int, model: ModelFacts, field: str) -> None:
     """Limits the inputs of one request.
 
     Raises:
@@ -146,7 +146,7 @@ def check_count(count: int, model: ServedModel, field: str) -> None:
 class ModelList(Form):
     """``GET v1/models`` and ``GET v1/models/NAME``."""
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         self._path, self._model = str(body), model
 
     def answer(self, answers: Sequence[Counted]) -> Any:

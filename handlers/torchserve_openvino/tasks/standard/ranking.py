@@ -10,7 +10,7 @@ from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.refusals import plain_refusal
 from torchserve_openvino.tasks.hub import text_of
 from torchserve_openvino.tasks.openai import IGNORED, STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ServedModel, TeiForm, check_count
+from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ModelFacts, TeiForm, check_count
 
 _TEXT = "text"
 # Fields of Cohere's and Jina's, with the values that ask for nothing.
@@ -49,7 +49,7 @@ class DocumentRanking(Form):
 
     field = "documents"
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(DocumentsRequest, body, _NOT_HERE, IGNORED | {"priority"})
         check_model(request.model, model.name)
         check_count(len(request.documents), model, self.field)
@@ -88,7 +88,7 @@ class TeiRanking(TeiForm):
 
     field = "texts"
 
-    def __init__(self, body: Any, model: ServedModel) -> None:
+    def __init__(self, body: Any, model: ModelFacts) -> None:
         request = request_of(TextsRequest, body, UNSUPPORTED)
         check_count(len(request.texts), model, self.field)
         texts = [text_of(text, f"{self.field}[{number}]") for number, text in enumerate(request.texts)]

@@ -22,14 +22,14 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks.hub import HubHandler, Part, text_of
+from torchserve_openvino.tasks.hub import HubHandler, RequestInput, text_of
 from torchserve_openvino.tasks.standard.form import Counted
 
 # --- token sequences: what the tokenizer makes of texts, and how they become the model's tensors ------------------
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """One token sequence.
 
     Attributes:
@@ -41,9 +41,9 @@ class Row:
     positions: Sequence[int] = ()
 
     @staticmethod
-    def of_tokens(ids: Sequence[int]) -> "Row":
+    def of_tokens(ids: Sequence[int]) -> "TokenRow":
         """Returns the row of token ids that came as numbers, which have one token type."""
-        return Row(SimpleNamespace(ids=list(ids), attention_mask=[1] * len(ids), type_ids=[0] * len(ids)))
+        return TokenRow(SimpleNamespace(ids=list(ids), attention_mask=[1] * len(ids), type_ids=[0] * len(ids)))
 
     def __len__(self) -> int:
         return len(self.encoding.ids)
@@ -51,7 +51,7 @@ class Row:
 
 def tokenize(
     tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, limit: int, *, truncates: bool
-) -> list[Row | InvalidInputError]:
+) -> list[TokenRow | InvalidInputError]:
     """Tokenizes texts, or pairs of texts, in one batch.
 
     Args:
@@ -67,7 +67,8 @@ def tokenize(
     how: dict[str, Any] = {"truncation": True, "max_length": limit} if truncates else {"truncation": False}
     encodings = tokenizer(list(texts), list(pairs) if pairs is not None else None, verbose=False, **how).encodings
     return [
-        Row(encoding) if len(encoding.ids) <= limit else too_long(len(encoding.ids), limit) for encoding in encodings
+        TokenRow(encoding) if len(encoding.ids) <= limit else too_long(len(encoding.ids), limit)
+        for encoding in encodings
     ]
 
 
@@ -79,7 +80,7 @@ def too_long(tokens: int, limit: int) -> InvalidInputError:
     )
 
 
-def tensors(rows: Sequence[Row], names: Sequence[str], pad: int, pad_type: int = 0) -> dict[str, torch.Tensor]:
+def tensors(rows: Sequence[TokenRow], names: Sequence[str], pad: int, pad_type: int = 0) -> dict[str, torch.Tensor]:
     """Returns the model's inputs for rows, padded on the right to the longest: int64 ``[rows, tokens]`` each.
 
     Args:
@@ -127,7 +128,7 @@ _NO_LIMIT = 1_000_000
 Outputs = tuple[torch.Tensor, ...]
 
 
-class Head(nn.Module):
+class TextHead(nn.Module):
     """A Hugging Face model that returns only the tensors that a task reads, with what follows it in the same graph.
 
     Args:
@@ -154,7 +155,7 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenizedInput:
     """One input, tokenized.
 
     Attributes:
@@ -163,8 +164,8 @@ class Rows:
         facts: What the task needs again for the answer.
     """
 
-    part: Part
-    rows: Sequence[Row]
+    part: RequestInput
+    rows: Sequence[TokenRow]
     facts: Any = None
 
 
@@ -177,7 +178,7 @@ class TextHandler(HubHandler):
         limit: Longest sequence in tokens.
     """
 
-    head: ClassVar[type[Head]] = Head
+    head: ClassVar[type[TextHead]] = TextHead
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,19 +263,19 @@ class TextHandler(HubHandler):
         rows = [row for encodings in tokenized for row in self._rows_or_raise(encodings)]
         return (), self.inputs(rows)
 
-    def inputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def inputs(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         """Returns the model's inputs for rows; see `tensors`."""
         return tensors(rows, self.names, self._pad, self.tokenizer.pad_token_type_id)
 
     @staticmethod
-    def _rows_or_raise(tokenized: Rows | ItemError) -> Sequence[Row]:
+    def _rows_or_raise(tokenized: TokenizedInput | ItemError) -> Sequence[TokenRow]:
         if isinstance(tokenized, ItemError):
             raise tokenized
         return tokenized.rows
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def decode(self, item: Part) -> Part:
+    def decode(self, item: RequestInput) -> RequestInput:
         """Checks one input."""
         return replace(item, input=self.read(item))
 
@@ -288,7 +289,7 @@ class TextHandler(HubHandler):
         if count > most:
             raise PayloadTooLargeError(f"{count} {what}; the most is {most} (handler.openvino.text.max_inputs)")
 
-    def read(self, part: Part) -> Any:
+    def read(self, part: RequestInput) -> Any:
         """Returns an input of the form that this task takes.
 
         Raises:
@@ -296,20 +297,20 @@ class TextHandler(HubHandler):
         """
         return text_of(part.input, part.form.field if part.form is not None else "inputs")
 
-    def together(self, values: list[Part]) -> list[Rows | ItemError]:
+    def together(self, values: list[RequestInput]) -> list[TokenizedInput | ItemError]:
         """Tokenizes all inputs of a batch at once."""
         start = time.perf_counter()
         tokenized = self.encoded(values) if values else []
         self.record_time("TokenizerTime", start)
         return tokenized
 
-    def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
+    def texts(self, part: RequestInput) -> tuple[list[str], list[str] | None, Any]:
         """Returns the texts that an input asks the model about, their second halves if any, and facts for `answer`."""
         return [part.input], None, None
 
-    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+    def encoded(self, parts: Sequence[RequestInput]) -> list[TokenizedInput | ItemError]:
         """Returns the token sequences of each input, or its refusal."""
-        encoded: list[Rows | ItemError | None] = [None] * len(parts)
+        encoded: list[TokenizedInput | ItemError | None] = [None] * len(parts)
         # A standard form may say for its own request whether a text is cut.
         for truncates in (False, True):
             positions = [position for position, part in enumerate(parts) if self._truncates(part) is truncates]
@@ -318,31 +319,31 @@ class TextHandler(HubHandler):
                 encoded[position] = row
         return [text for text in encoded if text is not None]
 
-    def _truncates(self, part: Part) -> bool:
+    def _truncates(self, part: RequestInput) -> bool:
         if part.form is not None and part.form.truncates is not None:
             return part.form.truncates
         return bool(self._openvino.config.openvino.text.too_long == "truncate")
 
-    def _encoded(self, parts: Sequence[Part], truncates: bool) -> list[Rows | ItemError]:
+    def _encoded(self, parts: Sequence[RequestInput], truncates: bool) -> list[TokenizedInput | ItemError]:
         inputs = [self.texts(part) for part in parts]
         texts = [text for mine, _, _ in inputs for text in mine]
         paired = any(pairs is not None for _, pairs, _ in inputs)
         pairs = [text for _, mine, _ in inputs for text in mine or ()] if paired else None
         encodings = iter(tokenize(self.tokenizer, texts, pairs, self.limit, truncates=truncates))
-        tokenized: list[Rows | ItemError] = []
+        tokenized: list[TokenizedInput | ItemError] = []
         for part, (mine, _, facts) in zip(parts, inputs, strict=True):
             rows = [next(encodings) for _ in mine]
             refused = [(number, row) for number, row in enumerate(rows) if isinstance(row, InvalidInputError)]
-            good = [row for row in rows if isinstance(row, Row)]
-            tokenized.append(self.refused_row(part, *refused[0]) if refused else Rows(part, good, facts))
+            good = [row for row in rows if isinstance(row, TokenRow)]
+            tokenized.append(self.refused_row(part, *refused[0]) if refused else TokenizedInput(part, good, facts))
         return tokenized
 
-    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+    def refused_row(self, part: RequestInput, number: int, error: InvalidInputError) -> InvalidInputError:
         """Returns the refusal of an input of which one text is too long; a task with several texts names it."""
         return error
 
     @abstractmethod
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> Any:
         """Returns the answer to one input.
 
         Args:
@@ -353,7 +354,7 @@ class TextHandler(HubHandler):
             ItemError: There is no answer.
         """
 
-    def predict(self, values: list[Rows]) -> list[Any]:
+    def predict(self, values: list[TokenizedInput]) -> list[Any]:
         """Runs the rows of all inputs, and answers each input."""
         rows = [row for value in values for row in value.rows]
         outputs = iter(self._run(rows))
@@ -368,7 +369,7 @@ class TextHandler(HubHandler):
                 answers.append(error)
         return answers
 
-    def _run(self, rows: Sequence[Row]) -> list[Outputs]:
+    def _run(self, rows: Sequence[TokenRow]) -> list[Outputs]:
         outputs_of_rows: list[Outputs] = [()] * len(rows)
         groups = self.groups(rows, self._openvino.config.openvino.batching.dims[LENGTH])
         for group in groups:
@@ -380,7 +381,7 @@ class TextHandler(HubHandler):
                     outputs_of_rows[position] = tuple(output[index] for output in outputs)
         return outputs_of_rows
 
-    def run_eager(self, value: Rows) -> Any:
+    def run_eager(self, value: TokenizedInput) -> Any:
         """Runs the eager model on one input's rows."""
         return self._openvino.eager_model(**self.inputs(value.rows))
 

@@ -16,7 +16,7 @@ from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
 from torchserve_openvino.tasks.standard.classes import TeiPredict
 from torchserve_openvino.tasks.standard.form import Endpoint
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
 
 # --- explains a model's score for a text by its tokens, with integrated gradients, in eager PyTorch ---------------
 # Sundararajan et al., "Axiomatic Attribution for Deep Networks" (2017), over the embeddings of the tokens. TorchServe's
@@ -128,14 +128,14 @@ class TextClassifier(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return measure_of(self._openvino.eager_model.model.config)
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> dict[str, float]:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         ((logits,),) = outputs
         scores = class_scores(self._openvino.eager_model.model.config, logits)
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         return {self.label(number): scores[number] for number in order[: tokenized.part.parameters.top_k]}
 
-    def explanation(self, value: Rows) -> dict[str, Any]:
+    def explanation(self, value: TokenizedInput) -> dict[str, Any]:
         """Returns ``{label, words, importances, delta}``, computed in eager PyTorch.
 
         Raises:
@@ -145,7 +145,7 @@ class TextClassifier(TextHandler):
         """
         return self.in_eager("explanations", lambda: self._attributed(value))
 
-    def _attributed(self, value: Rows) -> dict[str, Any]:
+    def _attributed(self, value: TokenizedInput) -> dict[str, Any]:
         (row,), parameters = value.rows, value.part.parameters
         model, encoding = self._openvino.eager_model.model, row.encoding
         inputs = self.inputs([row])

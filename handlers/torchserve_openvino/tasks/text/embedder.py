@@ -12,7 +12,7 @@ from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.hub import Part
+from torchserve_openvino.tasks.hub import RequestInput
 from torchserve_openvino.tasks.standard.embeddings import (
     OpenAIEmbeddings,
     TeiEmbed,
@@ -20,11 +20,11 @@ from torchserve_openvino.tasks.standard.embeddings import (
     WordWeight,
     word_weights,
 )
-from torchserve_openvino.tasks.standard.form import Endpoint, ServedModel
-from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler, too_long
+from torchserve_openvino.tasks.standard.form import Endpoint, ModelFacts
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow, too_long
 
 
-class PooledHead(Head):
+class PooledHead(TextHead):
     """An encoder whose token vectors are pooled to one vector in the same graph.
 
     Formulas: sentence-transformers' models/Pooling.py and models/Normalize.py.
@@ -92,11 +92,11 @@ class SentenceEmbedder(TextHandler):
         self.pooling = hub.pooling_of(self.folder)
         return PooledHead(model, "token_type_ids" in self.names, self.pooling)
 
-    def served_model(self) -> ServedModel:
+    def served_model(self) -> ModelFacts:
         """Returns what standard forms depend on of the model."""
         return replace(super().served_model(), normalizes=self.pooling.normalizes, sparse=self.pooling.sparse)
 
-    def read(self, part: Part) -> Any:
+    def read(self, part: RequestInput) -> Any:
         """Returns a text; in a standard form also a list of token ids.
 
         Raises:
@@ -113,19 +113,23 @@ class SentenceEmbedder(TextHandler):
                 )
         return part.input
 
-    def _encoded(self, parts: Sequence[Part], truncates: bool) -> list[Any]:
+    def _encoded(self, parts: Sequence[RequestInput], truncates: bool) -> list[Any]:
         texts = iter(self._tokenized([part for part in parts if isinstance(part.input, str)], truncates))
         return [next(texts) if isinstance(part.input, str) else self._of_tokens(part, truncates) for part in parts]
 
-    def _tokenized(self, parts: Sequence[Part], truncates: bool) -> list[Any]:
+    def _tokenized(self, parts: Sequence[RequestInput], truncates: bool) -> list[Any]:
         return super()._encoded(parts, truncates) if parts else []
 
-    def _of_tokens(self, part: Part, truncates: bool) -> Any:
+    def _of_tokens(self, part: RequestInput, truncates: bool) -> Any:
         """Returns the sequence of an input that came as token ids, to which none are added; or its refusal."""
         ids = part.input[: self.limit] if truncates else part.input
-        return Rows(part, [Row.of_tokens(ids)]) if len(ids) <= self.limit else too_long(len(ids), self.limit)
+        return (
+            TokenizedInput(part, [TokenRow.of_tokens(ids)])
+            if len(ids) <= self.limit
+            else too_long(len(ids), self.limit)
+        )
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> Any:
         """Returns the numbers of the vector; of a sparse one, those that are not 0 with their places."""
         ((vector,),) = outputs
         # A standard form shortens vectors before they are written.

@@ -13,9 +13,9 @@ from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.hub import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow
 
 # Each word comes with the whole text.
 _MOST = 1000
@@ -46,7 +46,7 @@ class Filled(Answer):
     """The text with it."""
 
 
-class MaskHead(Head):
+class MaskHead(TextHead):
     """A language model that returns scores of words at some positions alone: the vocabulary is large."""
 
     def forward(
@@ -73,7 +73,7 @@ class FillMask(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1()
 
-    def read(self, part: Part) -> str:
+    def read(self, part: RequestInput) -> str:
         """Returns a text with at least one mask token."""
         text, mask = text_of(part.input), str(self.tokenizer.mask_token)
         if mask not in text:
@@ -84,19 +84,19 @@ class FillMask(TextHandler):
         """Returns the inputs of the model, and the positions of masks."""
         return [*super().warmup_inputs(), WarmupInput(name=_POSITIONS, shape=[_MASKS], dtype="int64")]
 
-    def inputs(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def inputs(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         """Returns the model's inputs for rows; where one has fewer masks, the last is repeated."""
         positions = [[*row.positions, *[row.positions[-1]] * _MASKS][:_MASKS] for row in rows]
         return {**super().inputs(rows), _POSITIONS: torch.tensor(positions, dtype=torch.int64)}
 
-    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+    def encoded(self, parts: Sequence[RequestInput]) -> list[TokenizedInput | ItemError]:
         """Returns the token sequence of each input, once for every few of its masks, or its refusal."""
         return [
-            isolated(partial(self._by_masks, text)) if isinstance(text, Rows) else text
+            isolated(partial(self._by_masks, text)) if isinstance(text, TokenizedInput) else text
             for text in super().encoded(parts)
         ]
 
-    def _by_masks(self, tokenized: Rows) -> Rows:
+    def _by_masks(self, tokenized: TokenizedInput) -> TokenizedInput:
         (row,), mask, top_k = tokenized.rows, self.tokenizer.mask_token_id, tokenized.part.parameters.top_k
         positions = [position for position, token in enumerate(row.encoding.ids) if token == mask]
         if not positions:
@@ -105,10 +105,10 @@ class FillMask(TextHandler):
             raise InvalidInputError(f"{len(positions)} masks with top_k {top_k} are {words} words; the most is {_MOST}")
         self.refuse_too_many(-(-len(positions) // _MASKS), f"groups of {_MASKS} masks")
         starts = range(0, len(positions), _MASKS)
-        rows = [Row(row.encoding, positions[start : start + _MASKS]) for start in starts]
+        rows = [TokenRow(row.encoding, positions[start : start + _MASKS]) for start in starts]
         return replace(tokenized, rows=rows)
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[Any]:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> list[Any]:
         """Returns ``[{score, token, token_str, sequence}]``; for several masks, a list of these for each."""
         ids, parameters = list(tokenized.rows[0].encoding.ids), tokenized.part.parameters
         positions = [position for row in tokenized.rows for position in row.positions]

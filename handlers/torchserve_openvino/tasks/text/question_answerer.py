@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.hub import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
-from torchserve_openvino.tasks.text.base import Head, Outputs, Row, Rows, TextHandler, too_long
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow, too_long
 
 # Window and overlap of transformers' question-answering pipeline (version 4; version 5 has none).
 _WINDOW, _OVERLAP = 384, 128
@@ -58,7 +58,7 @@ class Span(Answer):
     """Its text."""
 
 
-class SpanHead(Head):
+class SpanHead(TextHead):
     """A model that returns scores for the first and the last token of the answer."""
 
     def outputs(self, output: Any, mask: torch.Tensor) -> Outputs:
@@ -80,18 +80,18 @@ class QuestionAnswerer(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1(leading=2)
 
-    def read(self, part: Part) -> Question:
+    def read(self, part: RequestInput) -> Question:
         """Returns a question and its text."""
         question: Question = checked(lambda: Question.model_validate(part.input), "inputs")
         text_of(question.question, "question")
         text_of(question.context, "context")
         return question
 
-    def encoded(self, parts: Sequence[Part]) -> list[Rows | ItemError]:
+    def encoded(self, parts: Sequence[RequestInput]) -> list[TokenizedInput | ItemError]:
         """Returns the windows of each input."""
         return [self._windows(part) for part in parts]
 
-    def _windows(self, part: Part) -> Rows | ItemError:
+    def _windows(self, part: RequestInput) -> TokenizedInput | ItemError:
         window = min(self.limit, part.parameters.max_seq_len or _WINDOW)
         overlap = part.parameters.doc_stride or min(_OVERLAP, window // 2)
         question = len(self.tokenizer(part.input.question, add_special_tokens=False, verbose=False).input_ids)
@@ -111,9 +111,9 @@ class QuestionAnswerer(TextHandler):
             self.refuse_too_many(len(encodings), f"windows of {window} tokens in the context")
         except ItemError as error:
             return error
-        return Rows(part, [Row(encoding) for encoding in encodings])
+        return TokenizedInput(part, [TokenRow(encoding) for encoding in encodings])
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> Any:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> Any:
         """Returns ``{score, start, end, answer}``, or a list of them."""
         parameters, context = tokenized.part.parameters, tokenized.part.input.context
         best: dict[tuple[int, int], float] = {}
@@ -137,7 +137,7 @@ class QuestionAnswerer(TextHandler):
 
 
 def _spans(
-    row: Row, starts: torch.Tensor, ends: torch.Tensor, longest: int, top_k: int
+    row: TokenRow, starts: torch.Tensor, ends: torch.Tensor, longest: int, top_k: int
 ) -> tuple[list[tuple[int, int, float]], float]:
     """Returns the best spans of a window, and the score of there being no answer.
 
@@ -175,7 +175,7 @@ def _softmax(scores: Any, allowed: Any) -> Any:
     return powers / powers.sum()
 
 
-def _characters(row: Row, first: int, last: int, whole_words: bool) -> tuple[int, int]:
+def _characters(row: TokenRow, first: int, last: int, whole_words: bool) -> tuple[int, int]:
     """Returns where a span of tokens begins and ends in the context, in characters."""
     encoding = row.encoding
     if whole_words:

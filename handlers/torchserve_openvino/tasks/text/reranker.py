@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.verification.measures import Independent, Measure
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import Part, text_of
+from torchserve_openvino.tasks.hub import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
 from torchserve_openvino.tasks.standard.form import Endpoint
 from torchserve_openvino.tasks.standard.ranking import DocumentRanking, TeiRanking
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
 
 
 class RankParameters(Parameters):
@@ -75,7 +75,7 @@ class Reranker(TextHandler):
                 "text_classifier."
             )
 
-    def characters(self, part: Part) -> int:
+    def characters(self, part: RequestInput) -> int:
         """Returns the characters of the query and of a text, for each text."""
         ranking = part.input if isinstance(part.input, Mapping) else {}
         query, texts = ranking.get("query"), ranking.get("texts")
@@ -83,7 +83,7 @@ class Reranker(TextHandler):
             return 0
         return len(texts) * len(query) + sum(len(text) for text in texts if isinstance(text, str))
 
-    def read(self, part: Part) -> Ranking:
+    def read(self, part: RequestInput) -> Ranking:
         """Returns a query and its texts."""
         ranking: Ranking = checked(lambda: Ranking.model_validate(part.input), "inputs")
         text_of(ranking.query, "query")
@@ -94,15 +94,15 @@ class Reranker(TextHandler):
             text_of(text, f"texts.{number}")
         return ranking
 
-    def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
+    def texts(self, part: RequestInput) -> tuple[list[str], list[str] | None, Any]:
         """Returns the query with each text."""
         return [part.input.query] * len(part.input.texts), list(part.input.texts), None
 
-    def refused_row(self, part: Part, number: int, error: InvalidInputError) -> InvalidInputError:
+    def refused_row(self, part: RequestInput, number: int, error: InvalidInputError) -> InvalidInputError:
         """Returns the refusal of a ranking of which one text is too long."""
         return InvalidInputError(f"{part.form.field if part.form is not None else 'texts'}[{number}]: {error}")
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{index, score}]``, best first."""
         parameters, ranking = tokenized.part.parameters, tokenized.part.input
         numbers = torch.stack([output[0].float().reshape(-1)[0] for output in outputs])

@@ -9,7 +9,7 @@ import torch
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
 
 
 class TokenParameters(Parameters):
@@ -72,7 +72,7 @@ class TokenClassifier(TextHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1()
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{entity_group, score, word, start, end}]``; with ``none`` tokens, ``entity`` and ``index``."""
         from transformers.pipelines.token_classification import AggregationStrategy
 

@@ -9,10 +9,10 @@ from pydantic import Field
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import Part, sentence_characters
+from torchserve_openvino.tasks.hub import RequestInput, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
-from torchserve_openvino.tasks.text.base import Outputs, Rows, TextHandler
+from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
 
 
 class ZeroShotParameters(Parameters):
@@ -55,7 +55,7 @@ class ZeroShotClassifier(TextHandler):
             "classification needs a model of natural language inference."
         )
 
-    def texts(self, part: Part) -> tuple[list[str], list[str] | None, Any]:
+    def texts(self, part: RequestInput) -> tuple[list[str], list[str] | None, Any]:
         """Returns the text with a sentence for each label."""
         parameters = part.parameters
         return (
@@ -65,13 +65,13 @@ class ZeroShotClassifier(TextHandler):
             None,
         )
 
-    def characters(self, part: Part) -> int:
+    def characters(self, part: RequestInput) -> int:
         """Returns the characters of the text and of a sentence, for each label."""
         labels = part.parameters.candidate_labels
         text = len(part.input) if isinstance(part.input, str) else 0
         return len(labels) * text + sentence_characters(labels, part.parameters.hypothesis_template)
 
-    def read(self, part: Part) -> str:
+    def read(self, part: RequestInput) -> str:
         """Returns the text, if the request's labels and template can be used."""
         labels, template = part.parameters.candidate_labels, part.parameters.hypothesis_template
         self.refuse_too_many(len(labels), "candidate_labels")
@@ -81,7 +81,7 @@ class ZeroShotClassifier(TextHandler):
             raise InvalidInputError(f"hypothesis_template {template!r} has no {{}}, where the label goes")
         return str(super().read(part))
 
-    def answer(self, tokenized: Rows, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
+    def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``, best first."""
         parameters = tokenized.part.parameters
         logits = torch.stack([output[0].float() for output in outputs])

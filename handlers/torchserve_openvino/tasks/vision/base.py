@@ -20,7 +20,7 @@ from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadEr
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks import images
-from torchserve_openvino.tasks.hub import HubHandler, Part
+from torchserve_openvino.tasks.hub import HubHandler, RequestInput
 from torchserve_openvino.tasks.request_body import RequestBody, parameters_of
 
 Outputs = tuple[torch.Tensor, ...]
@@ -31,7 +31,7 @@ _MOST_INPUTS = 64
 _MOST_RATIO = 200
 
 
-class Head(nn.Module):
+class VisionHead(nn.Module):
     """A vision model that returns only the tensors that a task reads, with what follows it in the same graph.
 
     Args:
@@ -56,7 +56,7 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class Picture:
+class PreparedPicture:
     """One input, prepared for the model.
 
     Attributes:
@@ -66,7 +66,7 @@ class Picture:
         facts: What the task needs again for the answer.
     """
 
-    part: Part
+    part: RequestInput
     tensors: Mapping[str, torch.Tensor]
     size: tuple[int, int]
     facts: Any = None
@@ -88,7 +88,7 @@ class VisionHandler(HubHandler):
     decodes_in_parallel = True
     takes = Annotated[str, Field(description="A picture: base64, or a data: URL.")]
     size_key = "handler.openvino.image.max_bytes"
-    head: ClassVar[type[Head]] = Head
+    head: ClassVar[type[VisionHead]] = VisionHead
     example: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class VisionHandler(HubHandler):
         Raises:
             ModelLoadError: There is no answer.
         """
-        part = Part(None, parameters_of(self.parameters, self.example))
+        part = RequestInput(None, parameters_of(self.parameters, self.example))
         try:
             with torch.inference_mode():
                 picture = self.prepared(part, Image.new("RGB", (64, 48), "grey"))
@@ -177,11 +177,11 @@ class VisionHandler(HubHandler):
         """Decodes photos."""
         images.warm(self._openvino.config.openvino.image)
 
-    def decode(self, item: Part) -> Picture:
+    def decode(self, item: RequestInput) -> PreparedPicture:
         """Decodes one picture, and prepares it for the model."""
         return self.prepared(item, images.picture_of(item.input, self._openvino.config.openvino.image))
 
-    def prepared(self, part: Part, picture: Image.Image) -> Picture:
+    def prepared(self, part: RequestInput, picture: Image.Image) -> PreparedPicture:
         """Returns a picture as the model's inputs.
 
         Raises:
@@ -202,9 +202,9 @@ class VisionHandler(HubHandler):
             raise InvalidInputError(
                 f"the model's image processor does not take a picture of {width} x {height} pixels: {error}"
             ) from error
-        return Picture(part, {name: tensors[name] for name in self.names}, (height, width), self.facts(part))
+        return PreparedPicture(part, {name: tensors[name] for name in self.names}, (height, width), self.facts(part))
 
-    def facts(self, part: Part) -> Any:
+    def facts(self, part: RequestInput) -> Any:
         """Returns what the task needs again for the answer.
 
         Raises:
@@ -213,7 +213,7 @@ class VisionHandler(HubHandler):
         return None
 
     @abstractmethod
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns the answer for one picture.
 
         Args:
@@ -224,7 +224,7 @@ class VisionHandler(HubHandler):
             ItemError: There is no answer.
         """
 
-    def predict(self, values: list[Picture]) -> list[Any]:
+    def predict(self, values: list[PreparedPicture]) -> list[Any]:
         """Runs the pictures, together if the model allows it, and answers each."""
         together = self._openvino.served is None or self._openvino.served.joins
         groups = [values] if together else [[value] for value in values]
@@ -236,19 +236,19 @@ class VisionHandler(HubHandler):
                     answers.append(self._answered_one(value, [output[index] for output in outputs]))
         return answers
 
-    def _answered_one(self, value: Picture, outputs: list[torch.Tensor]) -> Any:
+    def _answered_one(self, value: PreparedPicture, outputs: list[torch.Tensor]) -> Any:
         try:
             self.check_finite(outputs)
             return self.answer(value, outputs)
         except ItemError as error:
             return error
 
-    def run_eager(self, value: Picture) -> Any:
+    def run_eager(self, value: PreparedPicture) -> Any:
         """Runs the eager model on one picture."""
         return self._openvino.eager_model(**_batch([value]))
 
 
-def _batch(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+def _batch(pictures: Sequence[PreparedPicture]) -> dict[str, torch.Tensor]:
     return {name: torch.stack([picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
 
 

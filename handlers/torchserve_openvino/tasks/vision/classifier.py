@@ -9,7 +9,7 @@ from pydantic import Field
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
-from torchserve_openvino.tasks.vision.base import Picture, VisionHandler
+from torchserve_openvino.tasks.vision.base import PreparedPicture, VisionHandler
 
 
 class ClassifierParameters(Parameters):
@@ -30,7 +30,7 @@ class HubImageClassifier(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return measure_of(self.model_config)
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """Returns ``{label: probability}``; of a regression, the number that the model returns."""
         scores = class_scores(self.model_config, outputs[0])
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)

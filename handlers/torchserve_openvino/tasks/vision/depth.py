@@ -12,7 +12,7 @@ from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler, png
+from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead, png
 
 # More numbers would take hundreds of megabytes: as Python's lists in an envelope, and as JSON.
 _MOST_NUMBERS = 4_000_000
@@ -38,7 +38,7 @@ class Depth(Answer):
     """The greatest."""
 
 
-class DepthHead(Head):
+class DepthHead(VisionHead):
     """A depth estimator that returns the depth only."""
 
     def outputs(self, output: Any) -> Outputs:
@@ -58,7 +58,7 @@ class DepthEstimator(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return Relative()
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> Arrays | dict[str, Any]:
         """Returns ``{predicted_depth, depth, min, max}`` in the picture's size; ``depth`` is a PNG of 8 bits.
 
         Raises:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from torchserve_openvino.serving.verification.measures import Detections, Measure
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 # Models whose last class is "no object"; `post_process_object_detection` of all others takes sigmoids.
 _SOFTMAX = frozenset({"detr", "yolos", "table-transformer"})
@@ -33,7 +33,7 @@ class Detected(Answer):
     __pydantic_extra__: dict[str, tuple[float, float, float, float]] = Field(init=False)
 
 
-class DetectorHead(Head):
+class DetectorHead(VisionHead):
     """A detector that returns the logits and the box of each query."""
 
     def outputs(self, output: Any) -> Outputs:
@@ -53,7 +53,7 @@ class ObjectDetector(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return Detections(has_no_object=self.model_config.model_type in _SOFTMAX)
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label: [x1, y1, x2, y2], "score": score}]``, in pixels of the picture as sent."""
         logits, boxes = (output.unsqueeze(0) for output in outputs)
         (detections,) = self.processor.post_process_object_detection(

@@ -11,7 +11,7 @@ from torch import nn
 from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class EmbedderParameters(Parameters):
     """Whether the vector's length becomes 1."""
 
 
-class EmbedderHead(Head):
+class EmbedderHead(VisionHead):
     """A vision model that returns one vector for each picture.
 
     The vector is the projected one of a model of pictures and texts (CLIP), otherwise the pooled output, otherwise the
@@ -61,7 +61,7 @@ class ImageEmbedder(VisionHandler):
             logger.info("%s has no trained pooler: vectors are the CLS token", folder.name)
         return model
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Arrays:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> Arrays:
         """Returns the numbers of the vector."""
         vector = outputs[0].float()
         if picture.part.parameters.normalize:

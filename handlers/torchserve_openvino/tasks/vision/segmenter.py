@@ -10,7 +10,7 @@ from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.images import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Picture, VisionHandler, png
+from torchserve_openvino.tasks.vision.base import PreparedPicture, VisionHandler, png
 
 
 class SegmenterParameters(Parameters):
@@ -40,7 +40,7 @@ class ImageSegmenter(VisionHandler):
         """Returns what answers in a narrower precision must meet."""
         return Top1(axis=1)
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> Any:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> Any:
         """Returns rows of ``[class, probability]``; as PNG ``{label_map, labels}``, with the names of its numbers."""
         (logits,) = outputs
         if picture.part.parameters.format == "png":

@@ -15,10 +15,10 @@ from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.verification.measures import Measure, Similarities
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import Part, sentence_characters
+from torchserve_openvino.tasks.hub import RequestInput, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
-from torchserve_openvino.tasks.vision.base import Head, Outputs, Picture, VisionHandler
+from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 _MOST_LABELS = 256
 # Requests repeat their labels; the vectors of this many texts are kept.
@@ -52,7 +52,7 @@ class ZeroShotParameters(Parameters):
     """The sentence that a label is put into, in place of `{}`."""
 
 
-class PictureTower(Head):
+class PictureTower(VisionHead):
     """The half of the model that turns pictures into vectors of length 1."""
 
     def forward(self, pixel_values: torch.Tensor, pixel_mask: torch.Tensor | None = None) -> Outputs:
@@ -155,11 +155,11 @@ class ZeroShotImageClassifier(VisionHandler):
         ]
         return seen
 
-    def characters(self, part: Part) -> int:
+    def characters(self, part: RequestInput) -> int:
         """Returns the characters of the sentence for each label."""
         return sentence_characters(part.parameters.candidate_labels, part.parameters.hypothesis_template)
 
-    def facts(self, part: Part) -> list[str]:
+    def facts(self, part: RequestInput) -> list[str]:
         """Returns a sentence for each label, if the request's labels and template can be used.
 
         Raises:
@@ -183,7 +183,7 @@ class ZeroShotImageClassifier(VisionHandler):
                     )
         return sentences
 
-    def predict(self, values: list[Picture]) -> list[Any]:
+    def predict(self, values: list[PreparedPicture]) -> list[Any]:
         """Computes the vectors of new labels, then answers the pictures."""
         self._learn([sentence for value in values for sentence in value.facts])
         answers = super().predict(values)
@@ -210,7 +210,7 @@ class ZeroShotImageClassifier(VisionHandler):
             vectors: torch.Tensor = self.texts(**{name: tokens[name] for name in self._names})
         return vectors
 
-    def answer(self, picture: Picture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    def answer(self, picture: PreparedPicture, outputs: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """Returns ``[{label, score}]``, best first."""
         if any(sentence not in self._vectors for sentence in picture.facts):
             self._learn(picture.facts)

@@ -150,7 +150,7 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CompileAdvice:
     """How to compile a partition at which processes died.
 
     Attributes:
@@ -206,10 +206,10 @@ class Journal:
         paths = [self.folder / name for name in names if own not in name]
         return [death for path in paths if (death := _death(path)) is not None]
 
-    def verdict(self, identity: str) -> Verdict | None:
+    def verdict(self, identity: str) -> CompileAdvice | None:
         """Returns how to compile this; None if nothing is known, or no longer certain."""
         try:
-            verdict = Verdict(**_read(self.verdict_file(identity))["verdict"])
+            verdict = CompileAdvice(**_read(self.verdict_file(identity))["verdict"])
             uncertain = verdict.deaths and not verdict.signal and time.time() - verdict.time > UNCERTAIN_SECONDS
         except FileNotFoundError:
             return None
@@ -218,7 +218,7 @@ class Journal:
             return None
         return None if uncertain or verdict.mode not in ("normal", "unfused", "eager") else verdict
 
-    def settle(self, subject: Subject, verdict: Verdict | None, deaths: list[Death]) -> None:
+    def settle(self, subject: Subject, verdict: CompileAdvice | None, deaths: list[Death]) -> None:
         """Stores a verdict, or removes it if None, and removes the markers that led to it."""
         path = self.verdict_file(subject.identity)
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from torchserve_openvino.backend.runtime.crashes.journal import Death, Journal, Mode, Subject, Verdict
+from torchserve_openvino.backend.runtime.crashes.journal import CompileAdvice, Death, Journal, Mode, Subject
 from torchserve_openvino.errors import CompileDiedError
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def survive(
     return result, note
 
 
-def _verdict(journal: Journal, subject: Subject, modes: Sequence[Mode], trial: Trial) -> Verdict | None:
+def _verdict(journal: Journal, subject: Subject, modes: Sequence[Mode], trial: Trial) -> CompileAdvice | None:
     """Returns how to compile, after a trial where it is needed; None if nothing speaks against compiling as always."""
     deaths, verdict = journal.deaths(subject.identity), journal.verdict(subject.identity)
     if not deaths and (verdict is not None or not journal.alarmed):
@@ -91,18 +91,20 @@ def _verdict(journal: Journal, subject: Subject, modes: Sequence[Mode], trial: T
     return verdict
 
 
-def _escalated(before: Verdict, deaths: list[Death], modes: Sequence[Mode]) -> Verdict:
+def _escalated(before: CompileAdvice, deaths: list[Death], modes: Sequence[Mode]) -> CompileAdvice:
     """Returns what follows if processes died in spite of a verdict: what no trial shows is not repeated for ever."""
     again = [death for death in deaths if death.mode == before.mode]
     if not again or before.mode == "eager":
         # They began before the verdict.
         return before
-    return Verdict(modes[modes.index(before.mode) + 1], before.signal, time.time(), before.deaths + len(again))
+    return CompileAdvice(modes[modes.index(before.mode) + 1], before.signal, time.time(), before.deaths + len(again))
 
 
-def _tried(journal: Journal, subject: Subject, modes: Sequence[Mode], trial: Trial, deaths: list[Death]) -> Verdict:
+def _tried(
+    journal: Journal, subject: Subject, modes: Sequence[Mode], trial: Trial, deaths: list[Death]
+) -> CompileAdvice:
     """Compiles in a process of its own, in one mode after the other."""
-    verdict = Verdict(modes[0], "", time.time(), len(deaths))
+    verdict = CompileAdvice(modes[0], "", time.time(), len(deaths))
     if any(death.mode == "trial" for death in deaths):
         # That process only waited: it was killed from outside, perhaps because the trial takes too long.
         return verdict
@@ -117,11 +119,11 @@ def _tried(journal: Journal, subject: Subject, modes: Sequence[Mode], trial: Tri
     return replace(verdict, mode="eager")
 
 
-def _how(verdict: Verdict, subject: Subject) -> str:
+def _how(verdict: CompileAdvice, subject: Subject) -> str:
     cause = verdict.signal or f"{verdict.deaths} times, or was killed: for memory, by startupTimeout"
     return f"{DIED} ({cause}) compiling {subject.described}"
 
 
-def _until(verdict: Verdict, journal: Journal, subject: Subject) -> str:
+def _until(verdict: CompileAdvice, journal: Journal, subject: Subject) -> str:
     until = "OpenVINO, torch or the CPU changes" if verdict.signal else "a day has passed"
     return f"until {until} or {journal.verdict_file(subject.identity)} is deleted"

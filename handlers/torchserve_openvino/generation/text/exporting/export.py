@@ -114,7 +114,7 @@ _FRAME = re.compile(r"^(Exception from|Check '|FrontEnd API failed|Model wasn't 
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedLanguageModel:
     """A language model that keeps its past as state.
 
     Attributes:
@@ -171,7 +171,7 @@ def _cache_of(past: list[Tensor]) -> Any:
     return cache
 
 
-def export(model: nn.Module) -> Exported:
+def export(model: nn.Module) -> ExportedLanguageModel:
     """Exports a causal language model of transformers, in evaluation mode and float32.
 
     Raises:
@@ -193,7 +193,7 @@ def export(model: nn.Module) -> Exported:
     counted = sum(node.op == "call_function" and computes(node.target) for node in program.graph.nodes)
     vocabulary = converted.output("logits").get_partial_shape()[2]
     known = vocabulary.get_length() if vocabulary.is_static else int(getattr(model.config, "vocab_size", 0))
-    return Exported(converted, layers, known, counted, keep_alive)
+    return ExportedLanguageModel(converted, layers, known, counted, keep_alive)
 
 
 def unpaged(config: Any, arguments: Collection[str], name: str) -> str:

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from torchserve_openvino.errors import BusyError, GenerationError
-from torchserve_openvino.generation.text.engine import DiesOnError, Load, PromptStream, Sampling
+from torchserve_openvino.generation.text.engine import DiesOnError, EngineLoad, PromptStream, Sampling
 from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, SequenceUpdate, Update
 from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.prompts import (
+    AcceptedPrompt,
     EngineLimits,
     Live,
-    Prompt,
     checked,
     end_all,
     open_choices,
@@ -54,9 +54,9 @@ class GenAIEngine(DiesOnError):
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # Guards all below.
         self._lock = threading.Lock()
-        self._waiting: deque[Prompt] = deque()
-        self._running: list[Prompt] = []
-        self._live: dict[int, tuple[Prompt, Live]] = {}
+        self._waiting: deque[AcceptedPrompt] = deque()
+        self._running: list[AcceptedPrompt] = []
+        self._live: dict[int, tuple[AcceptedPrompt, Live]] = {}
         self._free_pages, self._free_sequences = limits.pages, limits.sequences
         self._closing = False
         self._cache_usage = 0.0
@@ -70,10 +70,10 @@ class GenAIEngine(DiesOnError):
         """Most tokens of one sequence, prompt and answer together."""
         return self._limits.max_length
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """Returns what it does now."""
         with self._lock:
-            return Load(
+            return EngineLoad(
                 running=sum(open_choices(prompt) for prompt in self._running),
                 waiting=len(self._waiting),
                 cache_usage=self._cache_usage if self._running else 0.0,
@@ -110,7 +110,7 @@ class GenAIEngine(DiesOnError):
                 )
         return prompt_request.stream
 
-    def _cancel(self, prompt: Prompt) -> None:
+    def _cancel(self, prompt: AcceptedPrompt) -> None:
         with self._lock:
             if prompt in self._waiting:
                 self._waiting.remove(prompt)
@@ -133,16 +133,16 @@ class GenAIEngine(DiesOnError):
 
     # --- under the lock -------------------------------------------------------------------------------------------
 
-    def _has_room(self, prompt: Prompt) -> bool:
+    def _has_room(self, prompt: AcceptedPrompt) -> bool:
         few = self._free_sequences is not None and self._free_sequences < prompt.sequences
         return prompt.pages <= self._free_pages and not few
 
-    def _take_room(self, prompt: Prompt, sign: int = 1) -> None:
+    def _take_room(self, prompt: AcceptedPrompt, sign: int = 1) -> None:
         self._free_pages -= sign * prompt.pages
         if self._free_sequences is not None:
             self._free_sequences -= sign * prompt.sequences
 
-    def _admit(self, prompt: Prompt) -> None:
+    def _admit(self, prompt: AcceptedPrompt) -> None:
         self._take_room(prompt)
         self._running.append(prompt)
         self._prompt_tokens += len(prompt.tokens)
@@ -159,7 +159,7 @@ class GenAIEngine(DiesOnError):
         while self._waiting and self._has_room(self._waiting[0]):
             self._admit(self._waiting.popleft())
 
-    def _stop(self, prompt: Prompt) -> None:
+    def _stop(self, prompt: AcceptedPrompt) -> None:
         for live in prompt.live:
             if not live.ended:
                 self._commands.put(Cancel(live.number))

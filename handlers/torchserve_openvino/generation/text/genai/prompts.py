@@ -4,7 +4,14 @@ import math
 from dataclasses import dataclass, field
 
 from torchserve_openvino.errors import GenerationError, InvalidInputError
-from torchserve_openvino.generation.text.engine import Finish, Piece, PromptStream, Sampling, Token, check_sampling
+from torchserve_openvino.generation.text.engine import (
+    Finish,
+    GeneratedToken,
+    Piece,
+    PromptStream,
+    Sampling,
+    check_sampling,
+)
 from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
 
@@ -55,7 +62,7 @@ class Live:
 
 
 @dataclass(eq=False)
-class Prompt:
+class AcceptedPrompt:
     """A prompt that the engine accepted.
 
     Attributes:
@@ -77,7 +84,7 @@ class Prompt:
     failed: bool = False
 
 
-def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -> Prompt:
+def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -> AcceptedPrompt:
     """Returns a prompt that the engine accepts.
 
     Raises:
@@ -110,10 +117,10 @@ def checked(prompt: tuple[int, ...], sampling: Sampling, limits: EngineLimits) -
             f"n={sampling.n} sequences do not run at once: one step checks the guesses of {limits.sequences} "
             "(generate.step_tokens, generate.prompt_lookup_tokens)."
         )
-    return Prompt(prompt, sampling, pages, sequences)
+    return AcceptedPrompt(prompt, sampling, pages, sequences)
 
 
-def pass_on(prompt: Prompt, live: Live, news: SequenceUpdate) -> None:
+def pass_on(prompt: AcceptedPrompt, live: Live, news: SequenceUpdate) -> None:
     """Puts new tokens of a sequence, and its end, into the stream."""
     live.ended = news.end is not None
     if prompt.failed:
@@ -129,7 +136,9 @@ def pass_on(prompt: Prompt, live: Live, news: SequenceUpdate) -> None:
     if news.tokens or finish is not None:
         logprobs = prompt.sampling.logprobs
         tokens = tuple(
-            Token(token) if logprobs is None else Token(token, logprob, ((token, logprob),) if logprobs else ())
+            GeneratedToken(token)
+            if logprobs is None
+            else GeneratedToken(token, logprob, ((token, logprob),) if logprobs else ())
             for token, logprob in zip(news.tokens, news.logprobs, strict=True)
         )
         for choice in live.choices:
@@ -139,7 +148,7 @@ def pass_on(prompt: Prompt, live: Live, news: SequenceUpdate) -> None:
         prompt.stream.fail(GenerationError(news.reason or "the cache of keys and values is full."))
 
 
-def end_all(prompt: Prompt, finish: Finish) -> None:
+def end_all(prompt: AcceptedPrompt, finish: Finish) -> None:
     """Ends the choices that have not ended."""
     ended = {choice for live in prompt.live if live.ended for choice in live.choices}
     for choice in range(prompt.sampling.n):
@@ -149,7 +158,7 @@ def end_all(prompt: Prompt, finish: Finish) -> None:
         live.ended = True
 
 
-def open_choices(prompt: Prompt) -> int:
+def open_choices(prompt: AcceptedPrompt) -> int:
     """Returns how many choices have not ended."""
     if not prompt.live:
         return prompt.sampling.n
