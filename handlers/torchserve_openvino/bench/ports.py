@@ -33,15 +33,15 @@ def is_taken(port: int, host: str = HOST) -> bool:
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
     """`count` different ports that are free at this moment."""
-    held = []
+    sockets = []
     try:
         for _ in range(count):
             probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             probe.bind((host, 0))
-            held.append(probe)
-        return [probe.getsockname()[1] for probe in held]
+            sockets.append(probe)
+        return [probe.getsockname()[1] for probe in sockets]
     finally:
-        for probe in held:
+        for probe in sockets:
             probe.close()
 
 

@@ -57,10 +57,10 @@ def signals_later() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[int] = []
+    received: list[int] = []
 
     def hold(signum: int, _: FrameType | None) -> None:
-        held.append(signum)
+        received.append(signum)
 
     before = {signum: signal.signal(signum, hold) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -69,7 +69,7 @@ def signals_later() -> Iterator[None]:
         for restored, handler in before.items():
             # None: it was set by C code, and cannot be set from here.
             signal.signal(restored, handler if handler is not None else signal.SIG_DFL)
-    for signum in dict.fromkeys(held):
+    for signum in dict.fromkeys(received):
         signal.raise_signal(signum)
 
 

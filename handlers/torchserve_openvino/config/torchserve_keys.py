@@ -59,19 +59,19 @@ def check_torchserve_keys(data: Mapping[Any, Any], problems: Problems) -> dict[s
         data: The whole model-config.yaml.
         problems: Collects each unknown key and each value that TorchServe would replace by its default.
     """
-    kept: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     for key, value in data.items():
         if key in OURS:
             continue
         if key not in ALL:
             _unknown(str(key), problems)
             continue
-        kept[key] = value
+        checked[key] = value
         _check_value(key, value, problems)
-    low, high = kept.get("minWorkers"), kept.get("maxWorkers")
+    low, high = checked.get("minWorkers"), checked.get("maxWorkers")
     if isinstance(low, int) and isinstance(high, int) and low > high:
         problems.add(("maxWorkers",), f"is {high}, less than minWorkers, which is {low}.")
-    return kept
+    return checked
 
 
 def _unknown(key: str, problems: Problems) -> None:

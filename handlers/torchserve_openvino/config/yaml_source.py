@@ -83,17 +83,17 @@ class _YamlWalk:
                 self.lines.setdefault(path, line)
                 self.problems.add(path, f"the key on line {line} is not a plain name.")
                 continue
-            here = (*path, key.value)
+            position = (*path, key.value)
             if not _is_text(key.value):
                 self.problems.add(path, f"the key on line {line} is not a plain name.")
                 continue
             if key.value in first_line:
-                self.lines[here] = line
-                self.problems.add(here, f"duplicate key; first defined on line {first_line[key.value]}.")
+                self.lines[position] = line
+                self.problems.add(position, f"duplicate key; first defined on line {first_line[key.value]}.")
                 continue
             first_line[key.value] = line
-            self.lines[here] = line
-            self.visit(value, here)
+            self.lines[position] = line
+            self.visit(value, position)
 
 
 def _is_text(value: str) -> bool:

@@ -56,19 +56,19 @@ def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -
 def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
     summary = dict(measured.report["summary"])
     rows = list(ops)
-    total, here = sum(row.count for row in rows), sum(row.on_openvino for row in rows)
+    total, on_openvino = sum(row.count for row in rows), sum(row.on_openvino for row in rows)
     records = [record for graph in measured.graphs for record in graph.graph.record.partitions]
     summary.update(
         ops_total=total,
-        ops_on_openvino=here,
-        coverage=round(here / total, 6) if total else float(bool(measured.graphs)),
+        ops_on_openvino=on_openvino,
+        coverage=round(on_openvino / total, 6) if total else float(bool(measured.graphs)),
         graphs=len(measured.graphs),
         partitions=sum(record.runs_on == "openvino" for record in records),
         eager_ms=round(measured.eager_ms, 4),
         compiled_ms=round(measured.compiled_ms, 4),
     )
     # Graph breaks do not count, since one may be gone in the second call; fallbacks always count.
-    summary["all_on_openvino"] = bool(measured.graphs) and here == total and not measured.report["fallbacks"]
+    summary["all_on_openvino"] = bool(measured.graphs) and on_openvino == total and not measured.report["fallbacks"]
     return summary
 
 

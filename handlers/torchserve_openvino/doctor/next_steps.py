@@ -96,7 +96,7 @@ class Helper:
         name = op_name(sample.op)
         options = replace(self._options.options, disabled_ops=())
         problem = self._problem(sample, replace(self._options, options=options))
-        said = (
+        message = (
             f"Tried on the values seen: {problem}."
             if problem
             else "Tried on the values seen: the answer matches eager's."
@@ -104,7 +104,7 @@ class Helper:
         return NextStep(
             "enable",
             f"remove {name} from disabled_ops",
-            f"The configuration keeps it in eager PyTorch. {said} Where a wrong answer was the reason, "
+            f"The configuration keeps it in eager PyTorch. {message} Where a wrong answer was the reason, "
             "`doctor --bisect` names the guilty operators.",
             proven=not problem,
         )

@@ -45,11 +45,11 @@ class Frontend:
                 self._seen = _identity(os.fstat(file.fileno()))
                 names = set(archive.namelist())
                 self._now = {name: read_member(archive, name) for name in CLASSES if name in names}
-                kept = {name: read_member(archive, _kept(name)) for name in CLASSES if _kept(name) in names}
+                originals = {name: read_member(archive, _kept(name)) for name in CLASSES if _kept(name) in names}
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise FrontendError(f"{path} can't be read: {error}") from error
-        self._original = {**self._now, **kept}
-        self._is_changed = bool(kept)
+        self._original = {**self._now, **originals}
+        self._is_changed = bool(originals)
 
     @classmethod
     def installed(cls) -> Frontend:
@@ -96,8 +96,8 @@ class Frontend:
             return False
         if self._is_changed:
             self.undo()
-        kept = {_kept(name): data for name, data in self._original.items()}
-        self._replace(lambda file: _add(file, {**patched, **kept}))
+        originals = {_kept(name): data for name, data in self._original.items()}
+        self._replace(lambda file: _add(file, {**patched, **originals}))
         self._now, self._is_changed = patched, True
         return True
 
@@ -121,12 +121,12 @@ class Frontend:
             names = set(archive.namelist())
             if not {_END, _WHOLE} <= names:
                 # Of an earlier version, which kept the classes alone.
-                kept = [name for name in names if name.startswith(f"{_KEPT}/")]
+                originals = [name for name in names if name.startswith(f"{_KEPT}/")]
                 end, whole = None, {}
             else:
                 end, whole = read_member(archive, _END), parse_json(read_member(archive, _WHOLE))
         if end is None:
-            _append(file, self._original, without=kept)
+            _append(file, self._original, without=originals)
             return
         try:
             start, digest = int(whole["end_at"]), str(whole["sha256"])

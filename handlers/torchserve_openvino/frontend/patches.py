@@ -67,9 +67,9 @@ def _aggregator(data: bytes) -> bytes:
     class_file.set_code("cleanJobs", "()V", Code(4, 1, body + _ALOAD_0 + _INVOKE_SPECIAL + clean + _RETURN))
     # pollBatch has its batch in a variable while it fills. catch (Throwable error) { jobs_in_backend.putAll(batch);
     # throw error; }: cleanJobs, which comes next, answers these too.
-    held = class_file.field(_AGGREGATOR, "jobs_in_backend", "Ljava/util/Map;")
+    jobs_field = class_file.field(_AGGREGATOR, "jobs_in_backend", "Ljava/util/Map;")
     put = class_file.interface_method("java/util/Map", "putAll", "(Ljava/util/Map;)V")
-    handler = _ALOAD_0 + _GETFIELD + held + _ALOAD_3 + _INVOKE_INTERFACE + put + b"\x02\x00" + _ATHROW
+    handler = _ALOAD_0 + _GETFIELD + jobs_field + _ALOAD_3 + _INVOKE_INTERFACE + put + b"\x02\x00" + _ATHROW
     poll = class_file.code("pollBatch", _POLL_BATCH)
     # From where the variable is set to where Model.pollBatch has returned.
     poll.catch_all(8, 31, handler, class_file.type("java/lang/Throwable"), last_frame=102)

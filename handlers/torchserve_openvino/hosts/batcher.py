@@ -161,14 +161,14 @@ class Batcher:
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Takes what waits, call by call."""
-        held: tuple[Request, Reply] | None = None
+        waiting: tuple[Request, Reply] | None = None
         while True:
-            batch = [held or self._waiting.get()]
-            held = None
+            batch = [waiting or self._waiting.get()]
+            waiting = None
             until = time.monotonic() + self._delay.seconds
             while len(batch) < self._service.batch_size and (one := self._next(until)):
                 if one[0].envelope != batch[0][0].envelope:
-                    held = one
+                    waiting = one
                     break
                 batch.append(one)
             self._delay.on_batch(len(batch))

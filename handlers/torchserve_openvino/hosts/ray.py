@@ -73,9 +73,11 @@ class Replica:
 
     async def reports(self) -> list[dict[str, Any]]:
         """Returns the reports of all replicas."""
-        here = serve.get_replica_context()
+        replica_context = serve.get_replica_context()
         return list(
-            await serve.get_deployment_handle(here.deployment, here.app_name).broadcast("describe").results_async()
+            await serve.get_deployment_handle(replica_context.deployment, replica_context.app_name)
+            .broadcast("describe")
+            .results_async()
         )
 
     async def pieces(self, forwarded: http.ForwardedRequest) -> AsyncIterator[Response]:

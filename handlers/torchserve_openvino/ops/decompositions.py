@@ -259,8 +259,8 @@ def _wanted(op: torch._ops.OpOverload, support: SupportTable) -> bool:
     computes = all(str(returned.type) == "Tensor" for returned in op._schema.returns)
     # The lift operators bring real tensors into a trace.
     constant = packet_name(name) in {"aten.lift", "aten.lift_fresh"}
-    kept = random or constant or op._schema.is_mutable or support.is_disabled(name) or support.knows(name)
-    return computes and not kept
+    stays = random or constant or op._schema.is_mutable or support.is_disabled(name) or support.knows(name)
+    return computes and not stays
 
 
 def _if_all_runs(decomposition: Callable[..., Any], support: SupportTable, table: _Known) -> Callable[..., Any]:

@@ -246,8 +246,8 @@ def restore_original_ops(graph: Graph) -> None:
 def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float, autocast: bool) -> Tensor:
     # torchvision is imported: its function was traced. With autocast, its kernel gets float32.
     with torch.autocast("cpu", enabled=autocast):
-        kept: Tensor = sys.modules["torchvision.ops.boxes"].batched_nms(boxes, scores, idxs, iou_threshold)
-    return kept
+        indices: Tensor = sys.modules["torchvision.ops.boxes"].batched_nms(boxes, scores, idxs, iou_threshold)
+    return indices
 
 
 def _fake_batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float, autocast: bool) -> Tensor:

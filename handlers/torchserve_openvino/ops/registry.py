@@ -200,10 +200,10 @@ def declare(rule: Rule, *operators: Any) -> None:
     """
     for operator in operators:
         name = str(operator)
-        before, said = RULES.get(name, _NOTHING), _said(rule)
-        if again := said.keys() & _said(before).keys():
+        before, declared = RULES.get(name, _NOTHING), _said(rule)
+        if again := declared.keys() & _said(before).keys():
             raise ValueError(f"{name}: {', '.join(sorted(again))} declared twice")
-        RULES[name] = replace(before, **said)
+        RULES[name] = replace(before, **declared)
 
 
 def decomposition(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:

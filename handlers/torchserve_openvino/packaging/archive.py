@@ -52,8 +52,8 @@ def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
         )
     path = folder / f"{name}.mar"
     if done.returncode or not path.is_file():
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise PackagingError(f"torch-model-archiver failed: {said[-1] if said else f'exit code {done.returncode}'}")
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise PackagingError(f"torch-model-archiver failed: {output[-1] if output else f'exit code {done.returncode}'}")
     return path
 
 
@@ -112,8 +112,8 @@ def _check_name(path: Path, info: zipfile.ZipInfo) -> None:
 def files_of(folder: Path) -> list[Path]:
     """Returns all files below a folder that belong in an archive, sorted by name."""
     plain = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    kept = (path for path in plain if "__pycache__" not in path.parts)
-    return sorted(path for path in kept if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
+    sources = (path for path in plain if "__pycache__" not in path.parts)
+    return sorted(path for path in sources if not path.relative_to(folder).parts[0].startswith(WORKERS_PREFIX))
 
 
 def write(folder: Path, target: Path) -> None:

@@ -348,8 +348,8 @@ def _is_installed(name: str) -> bool:
     """Returns True if a worker finds a module; the current folder, where the archive is made, does not count."""
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return True
-    here = Path.cwd()
-    paths = [path for path in sys.path if path and Path(path).resolve() != here]
+    current = Path.cwd()
+    paths = [path for path in sys.path if path and Path(path).resolve() != current]
     for finder in sys.meta_path:
         spec = finder.find_spec(name, paths if finder is PathFinder else None)
         if spec is not None:

@@ -68,8 +68,8 @@ def _judge(folder: Path, store: Store, verdict: Inspection) -> None:
     entries = list(store.entries())
     calls = [entry for entry in entries if entry.kind == "call"]
     exported = [entry for entry in entries if entry.kind == "generator"]
-    here = {**versions(), "python": python_version()}
-    foreign = _differences([entry.fields for entry in calls], here) + _changed_passes(calls)
+    environment = {**versions(), "python": python_version()}
+    foreign = _differences([entry.fields for entry in calls], environment) + _changed_passes(calls)
     foreign += _differences([entry.fields for entry in exported], versions())
     verdict.reasons += foreign
     verdict.calls = len(calls)
@@ -124,10 +124,10 @@ def _guarded(folder: Path) -> list[str]:
         return ["the model has graph breaks, keeps state, or is not frozen (handler.openvino.freeze)"]
 
 
-def _differences(fields: list[Mapping[str, Any]], here: Mapping[str, Any]) -> list[str]:
+def _differences(fields: list[Mapping[str, Any]], environment: Mapping[str, Any]) -> list[str]:
     differences: dict[str, None] = {}
     for stored in fields:
-        for name, value in here.items():
+        for name, value in environment.items():
             if stored.get(name) != value:
                 differences[f"{name}: compiled with {stored.get(name)}, but this machine has {value}"] = None
     return list(differences)
@@ -137,8 +137,10 @@ def _changed_passes(calls: list[Entry]) -> list[str]:
     """Returns which passes differ between this version and that of the entries."""
     from torchserve_openvino.passes.digests import graph_passes
 
-    here = set(graph_passes())
-    names = {str(digest).partition(" ")[0] for entry in calls for digest in here ^ set(entry.fields.get("passes", ()))}
+    current = set(graph_passes())
+    names = {
+        str(digest).partition(" ")[0] for entry in calls for digest in current ^ set(entry.fields.get("passes", ()))
+    }
     return [f"passes: compiled with other versions of {', '.join(sorted(names))}"] if names else []
 
 

@@ -154,8 +154,8 @@ def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> 
         log(f"the process was ended by {died}; the model is loaded again, to find out where")
     if code or report is None:
         how = f"{died}, again and again" if died in CRASHES else f"exit code {code}"
-        said = "\n".join(last)
-        raise PackagingError(f"the archive does not load ({how}):\n{said}")
+        output = "\n".join(last)
+        raise PackagingError(f"the archive does not load ({how}):\n{output}")
     if reasons := [fallback["reason"] for fallback in report["fallbacks"] if fallback["kind"] == "compile_died"]:
         lines = "\n".join(f"  - {reason}" for reason in reasons)
         raise PackagingError(

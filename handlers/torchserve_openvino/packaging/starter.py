@@ -114,9 +114,9 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
         metrics: (template_folder() / metrics.name).read_text(encoding="utf-8"),
         folder / "schema.json": (template_folder() / "schema.json").read_text(encoding="utf-8"),
     }
-    there = [path for path in contents if path.exists()]
-    if there and not force:
-        raise PackagingError(f"{', '.join(map(str, there))} exist(s); replace with --force.")
+    existing = [path for path in contents if path.exists()]
+    if existing and not force:
+        raise PackagingError(f"{', '.join(map(str, existing))} exist(s); replace with --force.")
     try:
         (folder / "model-store").mkdir(parents=True, exist_ok=True)
         for path, text in contents.items():

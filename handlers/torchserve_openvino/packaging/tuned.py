@@ -55,8 +55,8 @@ def pack_tuned(results: Path, target_folder: Path, *, force: bool) -> Path:
         if not model.get("configFile"):
             raise PackagingError(f"{archive} has no model-config.yaml to replace.")
         shutil.copyfile(config, folder / model["configFile"])
-        kept = {name: facts[name] for name in _KEPT if name in facts}
-        (folder / TUNED).write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        recorded = {name: facts[name] for name in _KEPT if name in facts}
+        (folder / TUNED).write_text(json.dumps(recorded, indent=1), encoding="utf-8")
         write(folder, target)
     return target
 
@@ -97,6 +97,6 @@ def tuned_elsewhere(folder: Path) -> Iterator[str]:
     versions = stored if isinstance(stored, dict) else {}
     pairs = [("processor", then.get("processor"), now["processor"]), ("cores", then.get("cores"), now["cores"])]
     pairs += [(name, versions.get(name), number) for name, number in now["versions"].items()]
-    for name, before, here in pairs:
-        if before and here and before != here:
-            yield f"tuned with {name} {before}, here it is {here}: run `torchserve-openvino tune` again"
+    for name, before, current in pairs:
+        if before and current and before != current:
+            yield f"tuned with {name} {before}, here it is {current}: run `torchserve-openvino tune` again"

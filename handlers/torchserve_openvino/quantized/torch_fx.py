@@ -224,9 +224,9 @@ class _Decomposition:
         if dtype not in _RANGES:
             raise UnknownLayerError(f"{x.name} is quantized to {dtype}")
         low, high, plain = _RANGES[dtype]
-        there, back = (
+        forward, back = (
             torch.ops.quantized_decomposed.quantize_per_tensor.default,
             torch.ops.quantized_decomposed.dequantize_per_tensor.default,
         )
-        integers = self._graph.call_function(there, (x, scale, zero, low, high, plain))
+        integers = self._graph.call_function(forward, (x, scale, zero, low, high, plain))
         return _Value(self._graph.call_function(back, (integers, scale, zero, low, high, plain)), (scale, zero, dtype))

@@ -107,8 +107,8 @@ def render(report: dict[str, Any]) -> str:
                     f"{kernel['count']}x {kernel['kind']} {kernel['precision']}" for kernel in kernels[:_MOST_KERNELS]
                 ]
                 lines.append(f"      kernels, longest first: {', '.join(words)}")
-            for kept in part.get("kept_in_floats", ()):
-                lines.append(f"      not in 8 bits: {kept['count']}x {kept['op']}: {kept['why']}")
+            for layer in part.get("kept_in_floats", ()):
+                lines.append(f"      not in 8 bits: {layer['count']}x {layer['op']}: {layer['why']}")
         for name, item in graph.get("decomposed", {}).items():
             into = ", ".join(f"{count}x {op}" for op, count in item["into"].items())
             lines.append(f"    decomposed: {item['count']}x {name} into {into}")

@@ -237,8 +237,8 @@ def without(facts: Mapping[str, Any], name: str, problem: str) -> dict[str, Any]
         problem: Why it is not.
     """
     order = [precision for precision in facts["order"] if precision != name]
-    kept = {key: value for key, value in facts.items() if key != "decided"}
-    return {**kept, "chosen": order[0], "order": order, "rejected": {**facts["rejected"], name: problem}}
+    rest = {key: value for key, value in facts.items() if key != "decided"}
+    return {**rest, "chosen": order[0], "order": order, "rejected": {**facts["rejected"], name: problem}}
 
 
 _Name = Literal["f32", "bf16x3", "bf16", "f16", "int8"]

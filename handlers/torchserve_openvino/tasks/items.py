@@ -112,9 +112,9 @@ class ItemHandler(TaskHandler):
         # The items that are not refused, by their position: twice, since some are refused beside others only.
         steps = (ask,) if type(self).together is ItemHandler.together else (self._together, ask)
         for step in steps:
-            kept = {position: value for position, value in enumerate(answers) if not isinstance(value, ItemError)}
-            if kept:
-                for position, value in zip(kept, step(list(kept.values())), strict=True):
+            answered = {position: value for position, value in enumerate(answers) if not isinstance(value, ItemError)}
+            if answered:
+                for position, value in zip(answered, step(list(answered.values())), strict=True):
                     answers[position] = value
         self.record_time("HandlerTime", start)
         return answers

@@ -125,12 +125,12 @@ class Comparison:
         latencies = np.concatenate([np.asarray(window.latencies) for window in windows] or [np.empty(0)])
         late = sum(window.late for window in windows)
         limited = math.isfinite(self._settings.limit.milliseconds) and len(latencies)
-        held = latencies[np.isfinite(latencies)]
+        finite = latencies[np.isfinite(latencies)]
         return {
             "target": self._targets[index],
             "rate": self._settings.rate or score or None,
-            "p50": float(np.quantile(held, 0.5)) if len(held) else None,
-            "p99": float(np.quantile(held, 0.99)) if len(held) else None,
+            "p50": float(np.quantile(finite, 0.5)) if len(finite) else None,
+            "p99": float(np.quantile(finite, 0.99)) if len(finite) else None,
             "requests": len(latencies),
             "failures": sum(sum(window.failures.values()) for window in windows),
             "disturbed": sum(bool(window.disturbed) for window in windows),

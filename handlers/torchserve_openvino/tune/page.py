@@ -184,8 +184,8 @@ def _kind(candidate: str, facts: Mapping[str, Any], other: str) -> str:
 
 
 def _state(window: Mapping[str, Any]) -> str:
-    held = "held" if window["held"] else "missed the limit"
-    return f"{held}; disturbed: {window['disturbed']}" if window["disturbed"] else held
+    result = "held" if window["held"] else "missed the limit"
+    return f"{result}; disturbed: {window['disturbed']}" if window["disturbed"] else result
 
 
 def _ticks(end: float) -> list[float]:

@@ -126,10 +126,12 @@ class Bench:
                 return windows[-1]
 
             self._warm(server, seed)
-            held = confirmed(rate, recorded)
-            if held and (self.settings.goal != "latency" or held == rate):
-                last = [window for window in windows if window.rate == held]
-                self._take(trial, held, sorted(last, key=lambda window: window.percentile(0.99))[len(last) // 2])
+            confirmed_rate = confirmed(rate, recorded)
+            if confirmed_rate and (self.settings.goal != "latency" or confirmed_rate == rate):
+                last = [window for window in windows if window.rate == confirmed_rate]
+                self._take(
+                    trial, confirmed_rate, sorted(last, key=lambda window: window.percentile(0.99))[len(last) // 2]
+                )
         return trial
 
     @contextlib.contextmanager
@@ -203,8 +205,8 @@ class Bench:
 
         def window_at(rate: float) -> MeasuredWindow:
             window = measure(self._plan(server, rate, next(seeds)), self.settings.limit, server.group)
-            held = "held" if window.held else "missed"
-            self.tell(f"{rate:.1f} requests/s: {held}, p99 {window.percentile(0.99):.0f} ms {window.disturbed}")
+            result = "held" if window.held else "missed"
+            self.tell(f"{rate:.1f} requests/s: {result}, p99 {window.percentile(0.99):.0f} ms {window.disturbed}")
             trial.windows.append(window.as_json())
             trial.disturbed += bool(window.disturbed)
             trial.memory = window.memory

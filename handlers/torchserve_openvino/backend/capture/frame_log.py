@@ -101,8 +101,8 @@ class FrameLog:
         graph, self._thread.newest = self._thread.newest, None
         if graph is not None:
             objects = {effect: changed_object(effect) for effect in fact.side_effects}
-            if kept := [effect for effect, changed in objects.items() if changed is None]:
-                graph.unproven = f"the model keeps state: it changes {', '.join(kept)}"
+            if lasting := [effect for effect, changed in objects.items() if changed is None]:
+                graph.unproven = f"the model keeps state: it changes {', '.join(lasting)}"
             # An attribute that is set and then reset is not state. This runs before the code that Dynamo just compiled.
             graph.touched = [
                 (effect, changed, dict(vars(changed))) for effect, changed in objects.items() if changed is not None

@@ -79,7 +79,7 @@ class StateKeeper:
 
     def changed(self) -> list[str]:
         """Returns the names of everything that has changed, sorted."""
-        names = {name for held in self._held for name in _differences(held)}
+        names = {name for member in self._held for name in _differences(member)}
         names |= {tensor.name for tensor in self._tensors if _is_other(tensor)}
         for cls, before in self._classes:
             now = _class_values(cls)
@@ -88,9 +88,9 @@ class StateKeeper:
 
     def restore(self) -> None:
         """Restores everything except the content of weights."""
-        for held in self._held:
-            if next(_differences(held), None) is not None:
-                held.refill(held.items)
+        for member in self._held:
+            if next(_differences(member), None) is not None:
+                member.refill(member.items)
         for cls, before in self._classes:
             for name, value in before.items():
                 if not same(value, cls.__dict__.get(name)):
@@ -159,8 +159,8 @@ def same(before: Any, now: Any) -> bool:
     return before is now or (type(before) is type(now) and isinstance(before, PLAIN) and repr(before) == repr(now))
 
 
-def _differences(held: _Held) -> Iterator[str]:
-    before, container = held.items, held.container
+def _differences(member: _Held) -> Iterator[str]:
+    before, container = member.items, member.container
     if isinstance(container, dict):
         now = [entry for pair in container.items() for entry in pair]
         if len(before) == len(now) and all(map(same, before, now)):
@@ -168,14 +168,14 @@ def _differences(held: _Held) -> Iterator[str]:
         old, new = dict(zip(before[::2], before[1::2], strict=True)), container
         for key in {**old, **new}:
             if key not in old or key not in new or not same(old[key], new[key]):
-                yield _joined(held.name, key)
+                yield _joined(member.name, key)
         if old.keys() == new.keys() and list(old) != list(new):
-            yield held.name
+            yield member.name
     elif isinstance(container, set):
         if set(before) != container:
-            yield held.name
+            yield member.name
     elif len(before) != len(container) or not all(map(same, before, container)):
-        yield held.name
+        yield member.name
 
 
 def _is_other(content: _Content) -> bool:

@@ -270,9 +270,9 @@ class ReachedState:
         """Holds each global that code may read, by the names in it, and those of the user's modules among them."""
         contents: list[tuple[Any, str]] = []
         for key in sorted(names & content.keys()):
-            held = self._hold(f"global {key}", functools.partial(_global, content, key))
-            contents += held
-            module = held[0][0]
+            value = self._hold(f"global {key}", functools.partial(_global, content, key))
+            contents += value
+            module = value[0][0]
             if (
                 isinstance(module, types.ModuleType)
                 and not _is_package(module.__name__)

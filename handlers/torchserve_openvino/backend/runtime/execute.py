@@ -298,18 +298,18 @@ class CompiledPartition:
 
     def _infer_direct(self, request: _Request) -> list[Any]:
         results: list[Any] = []
-        for position, (spec, kept) in enumerate(zip(self._outputs, request.outputs, strict=True)):
-            if kept is None:
+        for position, (spec, memory) in enumerate(zip(self._outputs, request.outputs, strict=True)):
+            if memory is None:
                 result = self._memory.new(spec)
                 request.own.set_output_tensor(position, wrap(result, spec))
             else:
-                result = self._memory.prepared(kept)
+                result = self._memory.prepared(memory)
             results.append(result)
         if self._checks:
             results[-1].zero_()
         self._infer(request.own)
         kept_outputs = zip(results, request.outputs, strict=True)
-        return [result if kept is None else kept.clone() for result, kept in kept_outputs]
+        return [result if memory is None else memory.clone() for result, memory in kept_outputs]
 
     def _infer_copied(self, request: Any, sizes: SymbolicSizes | None) -> list[Any]:
         if self._memory.poisoned and self._known_shapes:

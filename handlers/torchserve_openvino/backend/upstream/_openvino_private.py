@@ -226,7 +226,7 @@ def fuse_normalization(model: ov.Model) -> None:
     apply_moc_transformations(model, cf=False, smart_reshape=False)
 
 
-def make_stateful(model: ov.Model, kept: Mapping[str, str]) -> None:
+def make_stateful(model: ov.Model, state: Mapping[str, str]) -> None:
     """Turns inputs that return as outputs into variables, which keep their value from call to call; in place.
 
     Args:
@@ -236,7 +236,7 @@ def make_stateful(model: ov.Model, kept: Mapping[str, str]) -> None:
     Raises:
         RuntimeError: A name is unknown.
     """
-    apply_make_stateful_transformation(model, dict(kept))
+    apply_make_stateful_transformation(model, dict(state))
 
 
 def page_attention(model: ov.Model) -> None:

@@ -208,8 +208,8 @@ class _Import:
                 self._take(member)
             count = sum(self._commit(entry) for entry in self._entries.values())
         finally:
-            with commit_lock(self._store.root) as held:
-                if held:
+            with commit_lock(self._store.root) as locked:
+                if locked:
                     drop_unnamed(self._store.root, {ref.digest for ref in self._kept})
         self._store.prune()
         return Moved(count, sum(ref.bytes for ref in self._kept), tuple(self._problems))
@@ -243,13 +243,13 @@ class _Import:
     def _take(self, member: _Member) -> None:
         """Imports one member, whose content comes next in the file."""
         name = repr(member.name[:100])
-        manifest, kept = _MANIFEST.fullmatch(member.name), _OBJECT.fullmatch(member.name)
+        manifest, object_ = _MANIFEST.fullmatch(member.name), _OBJECT.fullmatch(member.name)
         if not member.plain:
             self._wrong(f"{name} is a link or a device, not a plain file")
         elif manifest:
             self._take_manifest(manifest[1], manifest[2], member.size)
-        elif kept:
-            self._take_object(FileRef(kept[2], member.size))
+        elif object_:
+            self._take_object(FileRef(object_[2], member.size))
         else:
             self._wrong(f"{name} is not the name of a manifest or an object")
 

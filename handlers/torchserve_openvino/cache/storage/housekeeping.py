@@ -208,11 +208,11 @@ def verify(
             continue
         except (OSError, DamagedEntryError) as error:
             problems.append(Problem(manifest.kind, manifest.key, str(error), str(manifest.path)))
-    there = objects(root)
+    present = objects(root)
     refs = {ref for entry in entries for ref in entry.files.values()}
     named = {ref.digest for ref in refs}
-    refs |= {FileRef(digest, status.st_size) for digest, (_, status) in there.items() if digest not in named}
-    total, done = sum(ref.bytes for ref in refs if ref.digest in there), 0
+    refs |= {FileRef(digest, status.st_size) for digest, (_, status) in present.items() if digest not in named}
+    total, done = sum(ref.bytes for ref in refs if ref.digest in present), 0
     wrong: dict[FileRef, str] = {}
     for ref in sorted(refs):
         try:
@@ -221,7 +221,7 @@ def verify(
             wrong[ref] = f"object {ref.digest[:12]} is missing"
         except (OSError, DamagedEntryError) as error:
             wrong[ref] = str(error)
-        done += ref.bytes if ref.digest in there else 0
+        done += ref.bytes if ref.digest in present else 0
         if progress is not None:
             progress(done, total)
     for entry in entries:

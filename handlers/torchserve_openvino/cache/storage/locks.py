@@ -42,11 +42,11 @@ def hold(
     if lock is None:
         yield False
         return
-    held = _acquire(lock, seconds, on_wait, on_long)
+    locked = _acquire(lock, seconds, on_wait, on_long)
     try:
-        yield held
+        yield locked
     finally:
-        if held:
+        if locked:
             # The system releases it anyway when the file is closed; an error here must not mask the caller's own.
             with contextlib.suppress(OSError):
                 lock.release()

@@ -218,15 +218,15 @@ class Store:
         def tell() -> None:
             logger.warning("Waiting for another process that builds %s, %.0f s at most.", what, self.lock_seconds)
 
-        with hold(self.root, f"{kind}-{key}", self.lock_seconds, on_wait=wait, on_long=tell) as held:
-            if waits and not held:
+        with hold(self.root, f"{kind}-{key}", self.lock_seconds, on_wait=wait, on_long=tell) as locked:
+            if waits and not locked:
                 self.events.add("lock_timeouts")
                 logger.warning(
                     "Another process still builds %s after %.1f s; not waiting any more.",
                     what,
                     time.monotonic() - started,
                 )
-            yield held
+            yield locked
 
     def entries(self, kinds: tuple[str, ...] = KINDS) -> Iterator[Entry]:
         """Yields all entries with an intact manifest, the least recently used first, without packaged ones.
@@ -289,14 +289,14 @@ class Store:
         if housekeeping.size(self.root).bytes <= self.limit_bytes:
             return
         # Otherwise the process that holds the lock is evicting, or checks the size itself after its commit.
-        with commit_lock(self.root, 0.0) as held:
-            if held:
+        with commit_lock(self.root, 0.0) as locked:
+            if locked:
                 freed = housekeeping.shrink(self.root, self.limit_bytes, keep=keep)
                 self.events.add("evicted", freed.entries)
 
     def _drop_unnamed(self, refs: Mapping[str, FileRef]) -> None:
-        with commit_lock(self.root) as held:
-            if held:
+        with commit_lock(self.root) as locked:
+            if locked:
                 housekeeping.drop_unnamed(self.root, {ref.digest for ref in refs.values()})
 
     def _write_failed(self, reason: str | None) -> None:

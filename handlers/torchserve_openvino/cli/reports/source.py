@@ -200,18 +200,18 @@ def _get(url: str, token: str | None, timeout: float, *, customized: bool = True
 def _why(response: httpx.Response, name: str, token: str | None, timeout: float) -> str:
     try:
         body = response.json()
-        said = str(body.get("message", body)) if isinstance(body, dict) else str(body)
+        message = str(body.get("message", body)) if isinstance(body, dict) else str(body)
     except ValueError:
-        said = response.text.strip()[:200]
+        message = response.text.strip()[:200]
     host = f"{response.url.scheme}://{response.url.netloc.decode()}"
     if response.status_code == httpx.codes.NOT_FOUND:
         names = _served(host, token, timeout)
         near = nearest(name.split("/", maxsplit=1)[0], names)
         hint = f" Did you mean {near!r}?" if near and near != name.split("/", maxsplit=1)[0] else ""
-        return f"{host} has no model {name!r}: {said}{hint}"
-    if response.status_code in {400, 401, 403} and "token" in said.lower():
-        return f"{host} requires a token: {said} Give its management key with --token."
-    return f"{host} answered {response.status_code}: {said}"
+        return f"{host} has no model {name!r}: {message}{hint}"
+    if response.status_code in {400, 401, 403} and "token" in message.lower():
+        return f"{host} requires a token: {message} Give its management key with --token."
+    return f"{host} answered {response.status_code}: {message}"
 
 
 def _served(host: str, token: str | None, timeout: float) -> list[str]:
@@ -255,9 +255,9 @@ def _no_report(answer: Any, name: str) -> str:
         workers = [worker for worker in entry.get("workers") or [] if isinstance(worker, Mapping)]
         if workers and not any(worker.get("status") == "READY" for worker in workers):
             return f"no worker of {name!r} is READY yet; `torchserve-openvino why {name}` says why not."
-        said = entry.get("customizedMetadata")
-        if said:
-            return f"{name!r} answered without a compile report: {str(said)[:200]}"
+        metadata = entry.get("customizedMetadata")
+        if metadata:
+            return f"{name!r} answered without a compile report: {str(metadata)[:200]}"
     return (
         f"{name!r} is served by another handler: it has no compile report. Archive it with a handler of "
         "this package (torchserve-openvino handler-path) or derive yours from OpenVINOHandler."

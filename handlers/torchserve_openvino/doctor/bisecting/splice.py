@@ -31,11 +31,11 @@ class Addition(NamedTuple):
     present: Callable[[Any, str], bool]
     around: Mapping[str, Mapping[str, Any]] = {}
 
-    def missing(self, there: Sequence[Any]) -> list[str]:
+    def missing(self, existing: Sequence[Any]) -> list[str]:
         """Returns the entries that a list lacks."""
         absent: list[str] = []
         for entry in self.entries:
-            if not any(self.present(key, entry) for key in (*there, *absent)):
+            if not any(self.present(key, entry) for key in (*existing, *absent)):
                 absent.append(entry)
         return absent
 
@@ -88,9 +88,9 @@ def _with(data: Mapping[Any, Any], addition: Addition) -> Any:
             level[key] = addition.nested(depth + 1)
             return changed
         if depth == len(addition.path) - 1:
-            there = level[key] if isinstance(level[key], list) else [level[key]]
-            if missing := addition.missing(there):
-                level[key] = [*there, *missing]
+            items = level[key] if isinstance(level[key], list) else [level[key]]
+            if missing := addition.missing(items):
+                level[key] = [*items, *missing]
         else:
             level[key] = copy.copy(level[key])
             if not isinstance(level[key], dict):
@@ -112,8 +112,8 @@ def _splice(text: str, addition: Addition) -> str:
             return _insert_key(text, node, key, addition.nested(depth + 1))
         node = child
     if isinstance(node, yaml.SequenceNode):
-        there = [entry.value for entry in node.value]
-        return _append(text, node, addition.missing(there))
+        items = [entry.value for entry in node.value]
+        return _append(text, node, addition.missing(items))
     return _replace(text, node, addition, len(addition.path))
 
 

@@ -143,9 +143,9 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
             return StockRun(**json.loads(answer.read_text(encoding="utf-8")))
         log.seek(0, os.SEEK_END)
         log.seek(max(0, log.tell() - _TAIL))
-        said = log.read().decode("utf-8", "replace").strip().splitlines()
+        output = log.read().decode("utf-8", "replace").strip().splitlines()
     how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-    return StockRun("crashed", error=f"{how}: {said[-1] if said else 'no output'}", failures=said[-3:-1])
+    return StockRun("crashed", error=f"{how}: {output[-1] if output else 'no output'}", failures=output[-3:-1])
 
 
 def given_options(path: Path, config: Path | None) -> tuple[dict[str, Any] | None, bool | None]:

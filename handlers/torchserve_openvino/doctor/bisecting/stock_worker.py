@@ -126,10 +126,10 @@ def _answers(
     expected_other: Any,
 ) -> dict[str, Any]:
     """Measures differences and latency, and checks whether an answer survives the next call."""
-    kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)
+    reference = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)
     # Compared at once, before further calls may overwrite it.
     other_difference = largest_difference(compiled(*other[0], **other[1]), expected_other)
-    overwritten = largest_difference(first, kept) > 0
+    overwritten = largest_difference(first, reference) > 0
     seconds = []
     for _ in range(_LATER_CALLS):
         start = time.perf_counter()
@@ -137,7 +137,7 @@ def _answers(
         seconds.append(time.perf_counter() - start)
     return {
         "later_call_seconds": statistics.median(seconds),
-        "max_abs": _finite(largest_difference(kept, expected)),
+        "max_abs": _finite(largest_difference(reference, expected)),
         "max_abs_other_input": _finite(other_difference),
         "first_answer_overwritten": overwritten,
     }

@@ -40,8 +40,8 @@ def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addi
             key="pt2",
         )
 
-    def present(there: Any, new: str) -> bool:
-        known = normalize(str(there))
+    def present(content: Any, new: str) -> bool:
+        known = normalize(str(content))
         return known in {new, packet_name(new)}
 
     form = config.pt2.form

@@ -37,8 +37,8 @@ def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) ->
     ]
     kernels = [{**part, **kernel} for part in parts for kernel in part["part"].get("kernels", ())]
     _print(console, "Kernels that OpenVINO chose, with their precision", KERNELS, kernels)
-    kept = [{**part, **layer} for part in parts for layer in part["part"].get("kept_in_floats", ())]
-    _print(console, "Layers that do not compute in 8 bits", KEPT, kept)
+    floats = [{**part, **layer} for part in parts for layer in part["part"].get("kept_in_floats", ())]
+    _print(console, "Layers that do not compute in 8 bits", KEPT, floats)
     _print(console, "Decomposed before OpenVINO saw them", DECOMPOSED, diagnosis["decomposed"])
     _print(console, "Fallbacks", FALLBACKS, diagnosis["fallbacks"])
     for item in diagnosis["refused"]:
@@ -184,11 +184,11 @@ def _answer(compared: Entry) -> str:
 def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["healthy"]:
         return Text("Everything runs on OpenVINO, and the answer matches eager's.", style="green")
-    said = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
+    sentences = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
     if diagnosis["comparison"]["verdict"]:
         hint = "" if diagnosis["bisection"] else " (--bisect finds the operators)"
-        said.append(f"the answer differs from eager's{hint}")
-    return Text(f"\n{'; '.join(said)}.", style="yellow")
+        sentences.append(f"the answer differs from eager's{hint}")
+    return Text(f"\n{'; '.join(sentences)}.", style="yellow")
 
 
 def _print(

@@ -60,14 +60,14 @@ class Trials:
         )  # fmt: skip
 
     def _greedy(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: value for name, value in arguments.items() if name not in _DROPPED}
+        remaining = {name: value for name, value in arguments.items() if name not in _DROPPED}
         prompt = (
             arguments.get("decoder_input_ids")
             if self._generation.layout.encodes
             else arguments.get("inputs", arguments.get(IDS))
         )
         room = self._generation.sizes.places - (int(prompt.shape[1]) if isinstance(prompt, Tensor) else 1)
-        return {**kept, **_GREEDY, **_DETAILS, "max_new_tokens": max(1, min(self._tokens, room))}
+        return {**remaining, **_GREEDY, **_DETAILS, "max_new_tokens": max(1, min(self._tokens, room))}
 
     def _made_up(self) -> list[dict[str, Any]]:
         """Returns prompts of several lengths, and some of them together, padded on the left."""

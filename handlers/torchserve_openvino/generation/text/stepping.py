@@ -111,10 +111,10 @@ class _Sequence:
             return int(logits.argmax())
         values, order = (logits / how.temperature).softmax(-1).sort(descending=True, stable=True)
         # A token is kept if those before it do not reach top_p yet; so the first one always is.
-        kept = values.cumsum(-1) - values < how.top_p
+        likely = values.cumsum(-1) - values < how.top_p
         if how.top_k:
-            kept[how.top_k :] = False
-        values = values * kept
+            likely[how.top_k :] = False
+        values = values * likely
         return int(order[torch.multinomial(values, 1, generator=self.draw)])
 
 

@@ -142,7 +142,7 @@ def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accu
         return ops.gather(sizes, ops.constant(np.array(dims, dtype=np.int64)), ops.constant(np.int64(0)))
 
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
-    kept = [dim for dim in axes if dim not in indexed]
+    others = [dim for dim in axes if dim not in indexed]
     # Negative indices count from the end.
     positions = []
     for dim in indexed:
@@ -154,15 +154,15 @@ def _index_put(x: Output, indices: Sequence[Output | None], values: Output, accu
     together = ops.shape_of(joined, "i64")
     columns = [ops.unsqueeze(ops.broadcast(position, together), int64([-1])) for position in positions]
     # The indexed dimensions go first, as ScatterNDUpdate requires.
-    order = indexed + kept
+    order = indexed + others
     moved = ops.transpose(x, int64(order))
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     before = indexed[0] if adjacent else 0
     # torch puts the broadcast dimensions in place of the indexed ones if these are adjacent, else first.
-    target = ops.concat([some(kept[:before]), together, some(kept[before:])], 0)
+    target = ops.concat([some(others[:before]), together, some(others[before:])], 0)
     wide_values = ops.broadcast(values, target)
     count = rank(joined.output(0))
-    length = len(kept) + count
+    length = len(others) + count
     first = [*range(before, before + count), *range(before), *range(before + count, length)]
     updates = ops.transpose(wide_values, int64(first)) if length else wide_values
     scattered = ops.scatter_nd_update(

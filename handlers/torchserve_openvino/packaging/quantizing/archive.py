@@ -78,6 +78,6 @@ def _run(folder: Path, beside: Path, out: Path, exported: Path | None, log: Call
             else:
                 last = [*last[1 - _LAST_LINES :], line.rstrip()]
     if process.returncode or facts is None:
-        said = "\n".join(last)
-        raise PackagingError(f"the model could not be quantized (exit code {process.returncode}):\n{said}")
+        output = "\n".join(last)
+        raise PackagingError(f"the model could not be quantized (exit code {process.returncode}):\n{output}")
     return facts

@@ -111,10 +111,10 @@ def gated(
             break
         # Twice as many until some version passes; then the middle between that and the last that failed.
         count = min(len(names or []), max(1, 2 * count)) if passed is None else (passed[0] + failed) // 2
-    kept = (names or [])[: passed[0]]
+    floats = (names or [])[: passed[0]]
     milliseconds = round(reference.seconds * 1e3, 3)
     proof = AccuracyProof(
-        judge.metric, judge.items, round(reference.value, 6), milliseconds, tuple(steps), tuple(kept)
+        judge.metric, judge.items, round(reference.value, 6), milliseconds, tuple(steps), tuple(floats)
     )  # fmt: skip
     return passed[1], proof
 

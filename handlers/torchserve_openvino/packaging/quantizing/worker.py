@@ -102,11 +102,11 @@ def _quantize(
 
     logger.info("comparing %d requests with f32", len(evaluation))
     judge = AccuracyComparison(evaluation, settings.metric, compiled(model), classifies=_classifies(served))
-    kept, proof = gated(model_, judge, section.max_drop, compiled, mixes=section.method == "int8")
-    if inputs is not None and kept is model_:
+    quantized_model, proof = gated(model_, judge, section.max_drop, compiled, mixes=section.method == "int8")
+    if inputs is not None and quantized_model is model_:
         shutil.copyfile(inputs, out / QUANTIZED_MODEL)
     else:
-        torch.export.save(exported(kept, used.items)[0], out / QUANTIZED_MODEL)
+        torch.export.save(exported(quantized_model, used.items)[0], out / QUANTIZED_MODEL)
     calibrated = section.method != "int8_weights" and inputs is None
     # Requests by which the model was quantized: what is measured on them alone flatters it.
     shared = shared_items(evaluation, used) if calibrated else 0

@@ -48,8 +48,8 @@ def mask_casts(graph: Graph, _: PassContext) -> None:
                 (x,) = cast.all_input_nodes
                 with graph.inserting_before(cast):
                     zero = add_call(graph, aten.new_zeros.default, x, [])
-                    kept = (x, zero) if side == 1 else (zero, x)
-                    cast.replace_input_with(x, add_call(graph, aten.where.self, condition, *kept))
+                    operands = (x, zero) if side == 1 else (zero, x)
+                    cast.replace_input_with(x, add_call(graph, aten.where.self, condition, *operands))
 
 
 def _goes_before(condition: Node, cast: Node) -> bool:

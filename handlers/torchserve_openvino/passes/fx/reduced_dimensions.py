@@ -44,6 +44,6 @@ def _keep_reduced_dimensions(node: Node) -> None:
         if argument.kwarg_only and argument.name in arguments
     }
     with node.graph.inserting_before(node):
-        kept = add_call(node.graph, op, *positional, **named)
-        kept.meta = {**node.meta, "val": value_of(kept)}
-        replace(node, node.graph.call_function(aten.squeeze.dims, (kept, reduced)))
+        reduction = add_call(node.graph, op, *positional, **named)
+        reduction.meta = {**node.meta, "val": value_of(reduction)}
+        replace(node, node.graph.call_function(aten.squeeze.dims, (reduction, reduced)))

@@ -40,9 +40,9 @@ def _rectified(node: ov.Node) -> tuple[ov.Output, ov.Output] | None:
     if compared is None or node.get_element_type() != ov.Type.f32:
         return None
     value, is_above = compared
-    kept, product = node.input_value(1 if is_above else 2), node.input_value(2 if is_above else 1).get_node()
+    positive, product = node.input_value(1 if is_above else 2), node.input_value(2 if is_above else 1).get_node()
     if (
-        kept != value
+        positive != value
         or product.get_type_name() != "Multiply"
         or value.get_partial_shape() != node.get_output_partial_shape(0)
     ):

@@ -84,8 +84,8 @@ def _at(stored: Any, key: str, file: str) -> Any:
     keys = [name for name, _ in _states(stored) if name]
     if not keys and isinstance(stored, Mapping):
         keys = [str(key) for key in stored]
-    there = f"it has {_some(keys)}" if keys else "it has no keys"
-    raise ModelLoadError(f"{KEY}.key: {file} has no state_dict under {key!r}; {there}.")
+    contents = f"it has {_some(keys)}" if keys else "it has no keys"
+    raise ModelLoadError(f"{KEY}.key: {file} has no state_dict under {key!r}; {contents}.")
 
 
 def _beginnings(key: str) -> Iterator[str]:

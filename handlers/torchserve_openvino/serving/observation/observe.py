@@ -188,10 +188,10 @@ def files_of(handler: Any) -> list[str]:
 
 def unique(calls: Sequence[ObservedCall]) -> list[ObservedCall]:
     """Returns the first call of each shape."""
-    kept: dict[str, ObservedCall] = {}
+    recorded: dict[str, ObservedCall] = {}
     for call in calls:
-        kept.setdefault(_shape(call), call)
-    return list(kept.values())
+        recorded.setdefault(_shape(call), call)
+    return list(recorded.values())
 
 
 def _shape(call: ObservedCall) -> str:

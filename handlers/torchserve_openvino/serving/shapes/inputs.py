@@ -190,7 +190,7 @@ def _declaration(name: str, value: Any) -> str:
     """Returns the configuration entry that declares an input like this one."""
     if not isinstance(value, torch.Tensor):
         return f"{{name: {name}, shape: [...]}}"
-    return f"{{{', '.join(f'{key}: {said}' for key, said in declaration_of(name, value).items())}}}"
+    return f"{{{', '.join(f'{key}: {text}' for key, text in declaration_of(name, value).items())}}}"
 
 
 def _mask(spec: InputSpec, rows: int, lengths: Mapping[str, int]) -> torch.Tensor:

@@ -53,8 +53,8 @@ class Health:
         self._expected: list[torch.Tensor] | None = None
         if self._case is not None:
             tensors = self._run()
-            kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            if kept <= _MOST_BYTES:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            if size <= _MOST_BYTES:
                 self._expected = [tensor.clone() for tensor in tensors]
             else:
                 self._case = None

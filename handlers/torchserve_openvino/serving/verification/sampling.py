@@ -93,8 +93,8 @@ def copied_inputs(inputs: Inputs) -> Inputs:
         if isinstance(leaf, torch.Tensor) and (leaf.layout is not torch.strided or leaf.device.type != "cpu"):
             raise TypeError(f"an input is {leaf.layout} on {leaf.device}")
     with torch.inference_mode(False), torch.no_grad():
-        kept = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    copied: Inputs = pytree.tree_unflatten(kept, spec)
+        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    copied: Inputs = pytree.tree_unflatten(copies, spec)
     return copied
 
 

@@ -117,8 +117,8 @@ class EagerAnswers:
             values: Its values; a case makes the same values each time under one name.
         """
         key = id(case.inputs), values.name
-        if (kept := self._kept.get(key)) is not None:
-            return kept[1:]
+        if (stored := self._kept.get(key)) is not None:
+            return stored[1:]
         args, kwargs = values.inputs
         start = time.perf_counter()
         tensors = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]

@@ -223,8 +223,8 @@ class Stepper:
             with contextlib.suppress(RuntimeError):
                 last = live.running.news()
             # A sequence that ended in an earlier part of the step that failed has its whole answer.
-            kept = last.end in {End.STOP, End.LENGTH}
-            ended.append(last if kept else replace(last, end=End.FAILED, reason=reason))
+            reusable = last.end in {End.STOP, End.LENGTH}
+            ended.append(last if reusable else replace(last, end=End.FAILED, reason=reason))
         never_ran = [*self._long.clear(), *(item.add for item in self._waiting)]
         ended += [SequenceUpdate(add.number, end=End.FAILED, reason=reason) for add in never_ran]
         dead = f"{reason}; the pages of its cache are not to be trusted" if self._keeps_pages else ""
