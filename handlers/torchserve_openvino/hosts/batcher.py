@@ -21,6 +21,7 @@ from torchserve_openvino.serving.requests.messages import (
     PATH_HEADER,
     Request,
     Response,
+    request_id,
     unavailable,
     unhealthy_reason,
 )
@@ -209,7 +210,7 @@ async def not_ready(batcher: Batcher) -> str:
 
 async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncIterator[Response]:
     """Yields the pieces of the response to a request."""
-    name = forwarded.headers.get(ID_HEADER) or uuid.uuid4().hex
+    name = request_id(forwarded.headers.get(ID_HEADER))
     try:
         row = row_of(forwarded.body, forwarded.headers.get("content-type", ""), forwarded.parameters)
     except InvalidInputError as error:

@@ -157,11 +157,12 @@ async def only(answer: Response) -> AsyncIterator[Response]:
 
 
 async def response(pieces: AsyncIterator[Response]) -> HttpResponse:
-    """Returns the response with these pieces, as a stream where the handler sends events."""
+    """Returns the response with these pieces, as a stream where the handler sends events, else in one piece."""
     first = await anext(pieces)
     if first.content_type.startswith(_STREAM):
         return StreamingResponse(_stream(first, pieces), first.status, media_type=first.content_type)
-    return HttpResponse(first.body, first.status, media_type=first.content_type)
+    body = first.body + b"".join([piece.body async for piece in pieces])
+    return HttpResponse(body, first.status, media_type=first.content_type)
 
 
 async def _stream(first: Response, pieces: AsyncIterator[Response]) -> AsyncIterator[bytes]:

@@ -80,6 +80,8 @@ class ServedArchive:
         self.step = "waiting to start"
         self.restarts = 0
         self._is_stopped = False
+        # Why it takes no more requests; empty while it does.
+        self._refuses = ""
 
     # --- state --------------------------------------------------------------------------------------------------
 
@@ -152,8 +154,8 @@ class ServedArchive:
                     return report
             return None
         finally:
-            for description in tasks:
-                description.cancel()
+            for late in tasks:
+                late.cancel()
 
     # --- start and end ------------------------------------------------------------------------------------------
 
@@ -173,6 +175,9 @@ class ServedArchive:
         except (WorkerLostError, OSError) as error:
             await self.stop(0)
             raise ModelLoadError(f"{self.archive}: {error}") from error
+        except asyncio.CancelledError:
+            await self.stop(0)
+            raise
 
     def _start_workers(self) -> asyncio.Future[None]:
         self._ending.clear()
@@ -192,14 +197,16 @@ class ServedArchive:
                 # Where requests started the workers again, they wait for it, and nobody else.
                 self._first_end.exception()
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, grace: float | None, reason: str = "the server stops") -> None:
         """Answers what waits and runs, for at most so many seconds; then ends the workers, and refuses the rest.
 
         Args:
-            grace: Seconds.
+            grace: Seconds; None for as long as each call has its responseTimeout.
+            reason: Why the rest is refused.
         """
-        await self._end_workers(grace)
-        self._refuse_all("the server stops")
+        self._refuses = reason
+        await self._end_workers(grace, reason)
+        self._refuse_all(reason)
         self._is_stopped = True
         # Nobody sets its gauges later, if another version has taken over.
         self.show()
@@ -209,18 +216,23 @@ class ServedArchive:
         """Ends the workers until the next request, which starts them again."""
         logger.info("%s: idle, its workers end until the next request", self.label)
         self._on_change(f"{self.label} is idle")
-        await self._end_workers(self.settings.timeout)
+        await self._end_workers(self.settings.timeout, "it is idle")
         if self._queue:
             self._start_workers()
 
-    async def _end_workers(self, grace: float) -> None:
+    def kill(self, reason: str) -> None:
+        """Ends all workers at once."""
+        for process in self._processes.values():
+            process.kill(reason)
+
+    async def _end_workers(self, grace: float | None, reason: str = "") -> None:
         self._ending.set()
         self._notify()
         slots = list(self._slots.values())
         if slots:
-            _, late = await asyncio.wait(slots, timeout=grace) if grace else (None, set(slots))
-            for process in self._processes.values() if late else ():
-                process.kill("the server stops")
+            _, late = (None, set(slots)) if grace == 0 else await asyncio.wait(slots, timeout=grace)
+            if late:
+                self.kill(reason)
             await asyncio.wait(slots)
         self._slots.clear()
         self._processes.clear()
@@ -405,7 +417,9 @@ class ServedArchive:
 
     async def answer(self, pending: Pending) -> AsyncIterator[Response]:
         """Yields the pieces of the response to a request; a full queue refuses it (503)."""
-        if self._refused_because and self.state == "failed":
+        if self._refuses:
+            pending.add(unavailable(self._refuses, pending.id), last=True)
+        elif self._refused_because and self.state == "failed":
             pending.add(unavailable(self._refused_because, pending.id), last=True)
         elif self.waiting >= self.settings.queue_size:
             reason = f"{self.settings.queue_size} requests of {self.label} are waiting already (jobQueueSize)"

@@ -105,6 +105,8 @@ logger = logging.getLogger(__name__)
 _MODULE = "torchserve_openvino.hosts.serve.worker"
 # Seconds in which a worker ends once it is not needed; it has no request then.
 _END_SECONDS = 5.0
+# Seconds for the last messages of a worker that has ended.
+_LAST_SECONDS = 1.0
 # Seconds in which a worker ends the generation of a request that nobody waits for.
 _CANCEL_SECONDS = 10.0
 
@@ -162,7 +164,7 @@ class WorkerProcess:
         self._numbers = itertools.count(1)
         self._calls: dict[int, _OpenCall] = {}
         self._reports: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._reading: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         # Why this side ended it; empty if it ended by itself.
         self._reason = ""
 
@@ -192,7 +194,7 @@ class WorkerProcess:
             )  # fmt: skip
         reader, self._answers = await asyncio.open_connection(sock=answers)
         _, self._writer = await asyncio.open_connection(sock=commands)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._running = asyncio.create_task(self._run(reader))
 
     async def until_ready(self, seconds: float) -> None:
         """Waits until the archive is loaded.
@@ -277,6 +279,22 @@ class WorkerProcess:
         finally:
             del self._reports[number]
 
+    async def _run(self, reader: asyncio.StreamReader) -> None:
+        """Takes messages until the process is gone."""
+        assert self._process is not None
+        reading, ending = asyncio.create_task(self._read(reader)), asyncio.create_task(self._process.wait())
+        await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+        # What it has written comes first. A process that it forked may keep the connection open.
+        await asyncio.wait({reading, ending}, timeout=_END_SECONDS if reading.done() else _LAST_SECONDS)
+        if not ending.done():
+            self._process.kill()
+        code = await ending
+        reading.cancel()
+        await asyncio.wait({reading})
+        self.is_ready = False
+        if not self.ended.done():
+            self.ended.set_result(self._reason or _how_it_ended(code))
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while (frame := await read_frame(reader)) is not None:
@@ -284,15 +302,6 @@ class WorkerProcess:
         except Exception:
             logger.exception("worker %s sent what is no message", self.pid)
             self.kill("it sent what is no message")
-        assert self._process is not None
-        try:
-            code = await asyncio.wait_for(self._process.wait(), _END_SECONDS)
-        except asyncio.TimeoutError:
-            self._process.kill()
-            code = await self._process.wait()
-        self.is_ready = False
-        if not self.ended.done():
-            self.ended.set_result(self._reason or _how_it_ended(code))
 
     def _take(self, frame: Frame) -> None:
         head, body = frame
@@ -344,8 +353,8 @@ class WorkerProcess:
             await asyncio.wait_for(asyncio.shield(self._process.wait()), _END_SECONDS)
         except asyncio.TimeoutError:
             self.kill("it did not end by itself")
-        if self._reading is not None:
-            await self._reading
+        if self._running is not None:
+            await self._running
         if self._answers is not None:
             self._answers.close()
 

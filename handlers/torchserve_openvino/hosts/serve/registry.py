@@ -47,6 +47,9 @@ class Registry:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
         self._resting: set[ServedArchive] = set()
+        # Former states of reloaded archives, which answer what they have begun.
+        self._leaving: set[ServedArchive] = set()
+        self._is_stopping = False
         for path in archives:
             model = self._create(path)
             versions = self._models.setdefault(model.settings.name, {})
@@ -109,10 +112,17 @@ class Registry:
 
     async def stop(self, grace: float) -> None:
         """Answers what waits and runs, for at most so many seconds, and ends all workers."""
+        self._is_stopping = True
+        models = [*self, *self._leaving]
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(model.stop(grace) for model in self))
+        await asyncio.gather(*(model.stop(grace) for model in models))
+
+    def kill(self, reason: str) -> None:
+        """Ends all workers at once."""
+        for model in [*self, *self._leaving]:
+            model.kill(reason)
 
     # --- reload -------------------------------------------------------------------------------------------------
 
@@ -121,8 +131,19 @@ class Registry:
 
         Raises:
             ModelMissingError: It is not served.
-            TorchServeOpenVINOError: The new state is refused; the former one goes on.
+            TorchServeOpenVINOError: The new state is refused, or the server stops; the former one goes on.
         """
+        if not self._is_stopping:
+            reloading = background(self._reload(name, version), self._tasks)
+            try:
+                return await asyncio.shield(reloading)
+            except asyncio.CancelledError:
+                if not reloading.cancelled():
+                    # Whoever asked for it is gone; it goes on.
+                    raise
+        raise ModelLoadError(f"{name} is not reloaded: the server stops.")
+
+    async def _reload(self, name: str, version: str | None) -> ServedArchive:
         async with self._reloading:
             former = self.model(name, version)
             successor = await asyncio.to_thread(self._create, former.archive)
@@ -143,9 +164,16 @@ class Registry:
             former.hand_over(successor)
             logger.info("%s: reloaded from %s", successor.label, successor.archive)
             self._on_change(f"{successor.label} is reloaded")
-            # It answers what it has begun.
-            background(former.stop(former.settings.timeout), self._tasks)
+            background(self._retire(former), self._tasks)
             return successor
+
+    async def _retire(self, former: ServedArchive) -> None:
+        """Lets a former state answer what it has begun."""
+        self._leaving.add(former)
+        try:
+            await former.stop(None, f"{former.label} is replaced")
+        finally:
+            self._leaving.discard(former)
 
     def reload_changed(self) -> None:
         """Reloads each archive whose file has changed, one after the other; errors are logged."""

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -35,10 +37,13 @@ from torchserve_openvino.serving.requests.messages import (
     PATH_HEADER,
     EnvelopeKind,
     Response,
+    request_id,
     unavailable,
     unhealthy_reason,
 )
 from torchserve_openvino.serving.requests.refusals import refusal
+
+logger = logging.getLogger(__name__)
 
 _ID = "x-request-id"
 _STREAM = "text/event-stream"
@@ -86,11 +91,12 @@ class PendingResponse:
         pieces = self._model.answer(self._pending)
         try:
             first = await anext(pieces)
-            stream = first.content_type.startswith(_STREAM)
+            stream, old = first.content_type.startswith(_STREAM), scope["http_version"] == "1.0"
             if not self._pending.is_answered and not stream:
                 await asyncio.sleep(_END_SECONDS)
             headers = {_ID: self._pending.id}
-            if self._pending.is_answered and not stream:
+            # HTTP/1.0 has no chunks.
+            if old or (self._pending.is_answered and not stream):
                 body = first.body + b"".join([piece.body async for piece in pieces])
                 response = HttpResponse(body, first.status, headers, media_type=first.content_type)
                 await response(scope, receive, send)
@@ -100,7 +106,16 @@ class PendingResponse:
             await send({"type": "http.response.start", "status": first.status, "headers": raw})
             await send({"type": "http.response.body", "body": first.body, "more_body": True})
             async for piece in pieces:
-                await send({"type": "http.response.body", "body": piece.body, "more_body": True})
+                body = piece.body
+                if int(piece.status) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    # Too late for a status: its worker has ended.
+                    if not stream:
+                        logger.warning("request %s: the response breaks off: %s", self._pending.id, body)
+                        return
+                    facts = json.loads(body)
+                    # In the form of this package's streams, and in OpenAI's.
+                    body = b"data: %b\n\n" % json.dumps({**facts, "error": facts}).encode()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             late.cancel()
@@ -133,6 +148,7 @@ class Site:
     ) -> None:
         self._registry, self._metrics, self._most_bytes = registry, metrics, most_bytes
         self.drains = False
+        self._probes: dict[ServedArchive, asyncio.Task[str]] = {}
 
     def app(self) -> ASGIApp:
         """Returns the application."""
@@ -233,6 +249,14 @@ class Site:
             return "the server stops"
         if model.problem or model.state == "idle":
             return model.problem
+        # One at a time: clients give up on probes of a busy model, and ask again.
+        probe = self._probes.get(model)
+        if probe is None:
+            probe = self._probes[model] = asyncio.create_task(self._probe(model))
+            probe.add_done_callback(lambda _: self._probes.pop(model))
+        return await asyncio.shield(probe)
+
+    async def _probe(self, model: ServedArchive) -> str:
         pending = Pending(b"{}", "application/json", headers={HEALTH_HEADER: "1", "explain": "False"},
                           id=uuid.uuid4().hex, arrived=time.time())  # fmt: skip
         pieces = [piece async for piece in model.answer(pending)]
@@ -282,6 +306,10 @@ class Site:
             error.status = HTTPStatus.FORBIDDEN.value
             raise error
         name, version = request.path_params["name"], request.path_params.get("version")
+        if self.drains:
+            stops = ItemError("the server stops")
+            stops.status = HTTPStatus.SERVICE_UNAVAILABLE.value
+            raise stops
         try:
             model = await self._registry.reload(name, version)
         except ItemError:
@@ -316,18 +344,17 @@ class Site:
         name, rest = request.path_params["name"], request.path_params.get("rest", "").strip("/")
         version, _, path = rest.partition("/")
         known = {model.settings.version for model in self._registry.versions(name)}
-        if version in known or http.is_version(version):
-            model = self._registry.model(name, version)
-        else:
-            model, path = self._registry.model(name), rest
+        if version not in known and not http.is_version(version):
+            version, path = "", rest
         explains = request.scope["path"].startswith("/explanations/")
-        return await self._answer(request, model, {PATH_HEADER: path, EXPLAIN_HEADER: str(explains)})
+        find = partial(self._registry.model, name, version or None)
+        return await self._answer(request, find, {PATH_HEADER: path, EXPLAIN_HEADER: str(explains)})
 
     async def infer(self, request: Request) -> Any:
         """Answers ``POST /v2/models/NAME/infer``."""
         if "inference-header-content-length" in request.headers:
             raise UnsupportedMediaTypeError("binary tensors are not supported here: send data as JSON")
-        return await self._answer(request, self._model(request), {}, "kservev2")
+        return await self._answer(request, partial(self._model, request), {}, "kservev2")
 
     async def standard(self, request: Request) -> Any:
         """Answers requests of standard clients."""
@@ -341,7 +368,7 @@ class Site:
         except ItemError as error:
             refused = http.refused(error)
             return HttpResponse(refused.body, refused.status, media_type=refused.content_type)
-        return await self._answer(request, self._registry.model(name), {PATH_HEADER: path}, body=body)
+        return await self._answer(request, partial(self._registry.model, name), {PATH_HEADER: path}, body=body)
 
     async def _body(self, request: Request) -> bytes:
         """Reads a request's body.
@@ -370,12 +397,22 @@ class Site:
     async def _answer(
         self,
         request: Request,
-        model: ServedArchive,
+        find: Callable[[], ServedArchive],
         headers: Mapping[str, str],
         envelope: EnvelopeKind | None = None,
         body: bytes | None = None,
     ) -> Any:
-        name = request.headers.get(_ID) or uuid.uuid4().hex
+        """Answers a request.
+
+        Args:
+            request: The request.
+            find: Returns its model; called again once the body is there, since a reload may have replaced it.
+            headers: What the server itself says of the request.
+            envelope: The protocol of the body.
+            body: The body, if it was read already.
+        """
+        find()
+        name = request_id(request.headers.get(_ID))
         kind = request.headers.get("content-type", "")
         if kind.lower().startswith("multipart/"):
             raise UnsupportedMediaTypeError("forms are not read here: send the file as the body (curl -T FILE)")
@@ -385,13 +422,15 @@ class Site:
             refused: Response = unavailable("the server stops", name)
             closing = {"connection": "close"}
             return HttpResponse(refused.body, refused.status, closing, media_type=refused.content_type)
+        model = find()
         if HEALTH_HEADER in request.headers and model.state == "idle":
             # A probe is no reason to load it.
             return JSONResponse({"healthy": True, "idle": True}, headers={_ID: name})
         self._registry.wake(model)
-        # What the server says of a request replaces what a client claims.
+        # The first of equal headers counts. What the server says of a request replaces what a client claims.
+        claimed = dict(reversed(request.headers.items()))
         pending = Pending(
-            body, kind, dict(request.query_params), {**request.headers, "explain": "False", **headers}, name, envelope,
-            time.time(),
+            body, kind, dict(request.query_params), {**claimed, PATH_HEADER: "", EXPLAIN_HEADER: "False", **headers},
+            name, envelope, time.time(),
         )  # fmt: skip
         return PendingResponse(model, pending)

@@ -23,6 +23,7 @@ except ImportError:
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
+from torchserve_openvino.hosts.serve.connections import Connection
 from torchserve_openvino.hosts.serve.model import FORGET, Record
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.hosts.serve.routes import Site
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 1000
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 512
+# Seconds in which responses are sent to their end, however short the grace is.
+_LEAST_END_SECONDS = 1.0
 
 # Gets an event's name, its text, and its facts.
 Report = Callable[[str, str, Mapping[str, Any]], None]
@@ -133,13 +136,18 @@ async def _run(options: ServerOptions, report: Report) -> None:
     listener = _listening(options.host, options.port)
     config = uvicorn.Config(
         site.app(), log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        limit_concurrency=_MOST_CONNECTIONS, server_header=False, proxy_headers=False,
+        limit_concurrency=_MOST_CONNECTIONS, server_header=False, proxy_headers=False, http=Connection, ws="none",
     )  # fmt: skip
     server = _Uvicorn(config)
-    ended = asyncio.Event()
+    ended, hurried = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        """Ends the server after what runs; a second signal ends it at once."""
+        (hurried if ended.is_set() else ended).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, registry.reload_changed)
     serving = asyncio.create_task(server.serve([listener]))
     shown = f"[{options.host}]" if ":" in options.host else options.host
@@ -150,11 +158,38 @@ async def _run(options: ServerOptions, report: Report) -> None:
         report("stopping", "what runs is answered, new requests are refused", {})
     finally:
         site.drains = True
-        await registry.stop(options.grace if ended.is_set() else 0)
+        hurry = asyncio.create_task(hurried.wait())
+        grace = options.grace if ended.is_set() else 0
+        until = loop.time() + grace
+        await _stop_models(registry, grace, hurry)
         server.should_exit = True
-        await serving
+        await _end_connections(server, serving, max(_LEAST_END_SECONDS, until - loop.time()), hurry)
+        hurry.cancel()
         listener.close()
     report("stopped", "the server has ended", {})
+
+
+async def _stop_models(registry: Registry, grace: float, hurry: asyncio.Task[Any]) -> None:
+    """Lets models answer what waits and runs, for at most so many seconds, or until it is to end at once."""
+    stopping = asyncio.create_task(registry.stop(grace))
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        registry.kill("the server stops at once")
+    await stopping
+
+
+async def _end_connections(
+    server: _Uvicorn, serving: asyncio.Task[None], seconds: float, hurry: asyncio.Task[Any]
+) -> None:
+    """Sends responses to their end, for at most so many seconds: a client may not read, or not send its request."""
+    await asyncio.wait({serving, hurry}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        await asyncio.wait({serving}, timeout=_LEAST_END_SECONDS)
+    if not serving.done():
+        server.force_exit = True
+    await serving
 
 
 async def _until_ended(registry: Registry, ended: asyncio.Event, url: str, report: Report) -> None:

@@ -133,7 +133,7 @@ class WorkerConnection:
         """Answers until the front process closes the connection."""
         reader, _writer = await asyncio.open_connection(sock=self._commands)
         background(self._metrics_from_time_to_time(), self._tasks)
-        while (frame := await read_frame(reader)) is not None:
+        while (frame := await read_frame(reader, trusted=True)) is not None:
             kind = frame.head["kind"]
             if kind == "call":
                 background(self._call(frame), self._tasks)
@@ -209,8 +209,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     commands, connection = socket.socket(fileno=os.dup(0)), socket.socket(fileno=int(sys.argv[3]))
-    # Processes that the model starts get neither.
+    # Processes that the model starts get neither, and those that it forks close them: while one has them open, this one
+    # does not seem to end.
     os.set_inheritable(connection.fileno(), False)
+    for end in (commands, connection):
+        os.register_at_fork(after_in_child=end.close)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

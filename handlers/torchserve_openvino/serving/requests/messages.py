@@ -1,6 +1,8 @@
 """`Request` and `Response`: what hosts and services exchange. It needs neither torch nor a server."""
 
 import json
+import re
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +22,7 @@ EXPLAIN_HEADER = "explain"
 PATH_HEADER = "url_path"
 # Requests that join each other in one worker's engine; the engine refuses more before that (generate.max_waiting).
 MOST_JOINING = 512
+_ID = re.compile(r"[!-~]{1,128}")
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
@@ -143,6 +146,11 @@ def encoded(body: Any) -> tuple[bytes, str]:
     if isinstance(body, str):
         return body.encode(), "text/plain; charset=utf-8"
     return json.dumps(body, indent=2).encode(), JSON
+
+
+def request_id(claimed: str | None) -> str:
+    """Returns a request's id: the one that its client claims, if it is fit for a line of a log, else a new one."""
+    return claimed if claimed and _ID.fullmatch(claimed) else uuid.uuid4().hex
 
 
 def unavailable(reason: str, name: str = "") -> Response:

@@ -92,7 +92,7 @@ def close_connection(context: Any) -> None:
     clients wait forever. It collects none while it waits for an answer, so a worker may end only during a call.
     """
     connection = getattr(context, "cl_socket", None)
-    if connection is not None:
+    if isinstance(connection, socket.socket):
         try:
             connection.shutdown(socket.SHUT_RDWR)
         except OSError as error:

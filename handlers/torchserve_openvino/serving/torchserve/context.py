@@ -1,5 +1,6 @@
 """A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,65 @@ class Headers:
         return self.answer.get(key)
 
 
+class PieceSocket:
+    """Takes the place of the worker's connection to TorchServe's frontend, to which handlers send pieces of answers.
+
+    `ts.handler_utils.utils.send_intermediate_predict_response` writes a message of TorchServe's protocol
+    (`ts.protocol.otf_message_handler.create_predict_response`); the pieces in it go to the requests.
+
+    Args:
+        requests: The requests of the call.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+
+    def sendall(self, message: bytes) -> None:
+        """Sends each piece of a message to its request."""
+        data, places = _Fields(bytes(message)), dict[str, int]()
+        # Status and text of the whole message.
+        data.number(), data.text()
+        while (size := data.number()) >= 0:
+            name = data.take(size).decode()
+            content_type, status, _ = data.text(), data.number(), data.text()
+            for _ in range(data.number()):
+                # Headers: hosts send none but the type.
+                data.text(), data.text()
+            body = data.take(data.number())
+            # Clients may give several requests one id.
+            same = [request for request in self._requests if request.id == name]
+            place = places[name] = places.get(name, -1) + 1
+            if same:
+                same[min(place, len(same) - 1)].send(Response(body, content_type or _piece_type(body), status))
+
+
+def _piece_type(body: bytes) -> str:
+    """Returns the type of a piece for which the handler sets none: text, where it is text, as handlers send tokens."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "application/octet-stream"
+    return "text/plain; charset=utf-8"
+
+
+class _Fields:
+    """Reads the fields of a message: integers of four bytes, and texts behind their lengths."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, size: int) -> bytes:
+        begin, self._at = self._at, self._at + size
+        return self._data[begin : self._at]
+
+    def number(self) -> int:
+        (value,) = struct.unpack("!i", self.take(4))
+        return int(value)
+
+    def text(self) -> str:
+        return self.take(self.number()).decode()
+
+
 class Context:
     """What a handler knows of the model, and of the requests of one call.
 
@@ -81,6 +141,7 @@ class Context:
         self.request_ids: dict[int, str] | None = None
         self.request_processor: list[Headers] | None = None
         self.stopping_criteria: Any = None
+        self.cl_socket: PieceSocket | None = None
 
     def for_requests(self, requests: Sequence[Request]) -> "Context":
         """Returns the context of one call with these requests."""
@@ -90,6 +151,7 @@ class Context:
         # As TorchServe's REST API sets it: each request can have a status of its own.
         context.request_processor = [Headers({"explain": "False", **request.headers}) for request in requests]
         context.stopping_criteria = None
+        context.cl_socket = PieceSocket(requests)
         return context
 
     def _of(self, index: int) -> Headers:

@@ -1,0 +1,244 @@
+"""`Connection`: a client's connection, with bounds on everything that is read before a request has an endpoint."""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+# Of the first line and the headers together. TorchServe's frontend allows 8 KiB of headers.
+MOST_HEAD_BYTES = 64 << 10
+MOST_HEADERS = 200
+# Requests of a connection that wait for the response to an earlier one.
+MOST_PIPELINED = 16
+# Seconds in which a head has to arrive, from the start of the connection or its first byte on.
+HEAD_SECONDS = 30.0
+# Seconds in which the rest of a body has to arrive whose request was refused already.
+REST_SECONDS = 60.0
+# Seconds in which a client that has a lot to read has to read something.
+READ_SECONDS = 60.0
+
+_UPGRADES = {b"connection", b"upgrade", b"http2-settings"}
+
+
+class _HeadTooLargeError(ValueError):
+    """The head of a request is too large."""
+
+
+class _TooManyError(ValueError):
+    """Too many requests wait for the response to an earlier one."""
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's connection, with limits that it does not have.
+
+    - Sizes and numbers: of a head (431), and of requests that wait behind each other (the connection ends after those
+      before).
+    - Times: for a head, for the rest of a refused request's body, and for reading a response.
+    - ``Upgrade`` is ignored, as HTTP allows: uvicorn's parser would take the body for another protocol's bytes, or for
+      the next request. Java's client sends ``Upgrade: h2c`` with each first request.
+    - All requests of a connection end with it, not only the latest.
+    - What is no HTTP behind a request ends the connection after that request's response.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._running: RequestResponseCycle | None = None
+        self._reads_head = True
+        self._head_bytes = self._messages = 0
+        # The head of a request that asks for another protocol, without that.
+        self._plain_head: bytes | None = None
+        self._is_refused = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+
+    # --- the connection -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._set_deadline(HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends all requests."""
+        self._clear_deadline()
+        self.resume_writing()
+        for cycle in [self._running, *(cycle for cycle, _ in self.pipeline)]:
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Notes that the client does not read."""
+        super().pause_writing()
+        self._reading = self._reading or self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Notes that the client has read."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what the client sends."""
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        within, messages = self._reads_head, self._messages
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(error)
+        else:
+            # A long value has no callback before its end.
+            if within and self._reads_head and self._messages == messages:
+                self._head_bytes += len(data)
+                if self._head_bytes > 2 * MOST_HEAD_BYTES:
+                    self._refuse(_HeadTooLargeError())
+                    return
+            # Empty lines between requests are no request.
+            waits = not self._is_busy and not self.transport.is_closing()
+            if waits and self._deadline is None and self.timeout_keep_alive_task is None:
+                self._set_deadline(HEAD_SECONDS)
+
+    # --- the parser's callbacks ---------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begins a request."""
+        super().on_message_begin()
+        self._messages += 1
+        self._reads_head, self._head_bytes = True, 0
+        self._set_deadline(HEAD_SECONDS)
+
+    def on_url(self, url: bytes) -> None:
+        """Takes a part of the URL."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            raise _HeadTooLargeError
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MOST_HEAD_BYTES:
+            raise _HeadTooLargeError
+
+    def on_headers_complete(self) -> None:
+        """Starts the request."""
+        self._reads_head = False
+        self._clear_deadline()
+        if self.parser.should_upgrade():
+            self._plain_head = self._head_without_upgrade()
+            return
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise _TooManyError
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Ends the request's body."""
+        if self._plain_head is not None:
+            return
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            # The rest of a refused request is there.
+            self._clear_deadline()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Goes on with the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing() and not self.pipeline and self.cycle.more_body:
+            self._set_deadline(REST_SECONDS)
+
+    # --- limits -------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self._is_late, seconds)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _is_late(self, seconds: float) -> None:
+        if self._is_busy:
+            # An earlier request runs: reading may wait for it.
+            self._set_deadline(seconds)
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: Exception) -> None:
+        """Refuses what comes from now on; earlier requests are answered."""
+        self._is_refused = True
+        self._clear_deadline()
+        cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
+        if self.pipeline and self.pipeline[0][0].more_body:
+            # Its body will never be whole.
+            self.pipeline.popleft()
+        newest = self.pipeline[0][0] if self.pipeline else self._running
+        if newest is not None and not newest.response_complete and not newest.more_body:
+            newest.keep_alive = False
+        elif newest is not None and newest.response_started and not newest.response_complete:
+            self.transport.close()
+        elif isinstance(cause, _HeadTooLargeError):
+            limits = f"{MOST_HEAD_BYTES >> 10} KiB and {MOST_HEADERS} headers"
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"URL and headers of a request have at most {limits}")
+        else:
+            self._end(HTTPStatus.BAD_REQUEST, "this is no valid HTTP")
+
+    def _end(self, status: HTTPStatus, message: str) -> None:
+        body = json.dumps({"code": int(status), "type": "InvalidHttp", "message": message}).encode()
+        head = (
+            f"HTTP/1.1 {int(status)} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    # --- Upgrade ------------------------------------------------------------------------------------------------
+
+    def _head_without_upgrade(self) -> bytes:
+        """Returns the head of the present request as if it did not ask for another protocol; empty for CONNECT."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return b""
+        kept = [(name, value) for name, value in self.headers if name not in _UPGRADES]
+        tokens = {token.strip().lower() for name, value in self.headers if name == b"connection"
+                  for token in value.split(b",")}  # fmt: skip
+        if others := tokens & {b"close", b"keep-alive"}:
+            kept.append((b"connection", b", ".join(sorted(others))))
+        first = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        return first + b"".join(b"%b: %b\r\n" % header for header in kept) + b"\r\n"
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Reads a request that asks for another protocol by a parser that does not know it."""
+        head, self._plain_head = self._plain_head, None
+        if not head:
+            self._refuse(ValueError("CONNECT is not supported"))
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head)
+        if rest:
+            self.data_received(rest)
