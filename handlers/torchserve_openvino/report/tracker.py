@@ -4,6 +4,7 @@ The backend appends to these records; `CompileReport` reads them. Nothing here i
 """
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,8 @@ class Tracker:
     were compiled. ``outside`` holds the operators that ran in eager PyTorch outside any graph: for each name, the
     largest number in one call. ``uncompiled`` holds the places that computed without calling a compiled graph: for
     each, the largest number of operators in one computation. ``ran`` holds the indices of the graphs that ran since
-    it was last emptied, of those that were compiled while ``notes_runs`` was set.
+    it was last emptied, of those that were compiled while ``notes_runs`` was set. ``dropped`` holds the indices of
+    graphs whose records were removed.
     """
 
     def __init__(self) -> None:
@@ -56,16 +58,25 @@ class Tracker:
         self.notes_runs = False
         self.ran: set[int] = set()
         self.call = CallRecords()
+        self.dropped: set[int] = set()
+        self._indices = itertools.count()
         self._planned = False
         self._kernels: dict[int, Callable[[], list[Kernel]]] = {}
 
     def add_graph(self, record: GraphRecord) -> GraphRecord:
         """Adds the record of a graph, sets its index and returns it; the backend fills in its partitions."""
         with self._lock:
-            record.index = len(self.graphs)
+            record.index = next(self._indices)
+        self.restore_graph(record)
+        return record
+
+    def restore_graph(self, record: GraphRecord) -> None:
+        """Adds the record of a graph; if the present call is rejected, it may be that the graph can give no answer."""
+        with self._lock:
+            self.dropped.discard(record.index)
             self.graphs.append(record)
             self.revision += 1
-            return record
+        self.call.added(lambda: self.drop_graph(record))
 
     def add_fallback(
         self,
@@ -156,10 +167,11 @@ class Tracker:
         )
 
     def drop_graph(self, record: GraphRecord) -> None:
-        """Removes the record of a graph that could not be compiled."""
+        """Removes the record of a graph that could not be compiled, or whose call eager PyTorch rejects as well."""
         with self._lock:
-            if record in self.graphs:
-                self.graphs.remove(record)
+            if record.index not in self.dropped:
+                self.dropped.add(record.index)
+                self.graphs = [other for other in self.graphs if other is not record]
                 self.revision += 1
 
     def add_recompile(self, where: str, reason: str, compile_id: str) -> None:

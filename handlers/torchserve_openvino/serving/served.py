@@ -20,7 +20,7 @@ from torchserve_openvino.serving.requests.phases import MeasuredInference
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
 from torchserve_openvino.serving.shapes.inputs import Convert, DeclaredInputs, Fitted, ordinary
 from torchserve_openvino.serving.shapes.plan import probe_first_rows, rows_of
-from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes
+from torchserve_openvino.serving.shapes.probe import Axes, RowFacts, cut_axes, refusal
 
 if TYPE_CHECKING:
     from torchserve_openvino.serving.verification.shadow import Shadow
@@ -234,9 +234,13 @@ class ServedModel:
         if not rows:
             return None
         if self.facts is None:
-            self.facts = probe_first_rows(self._eager, (tuple(args), kwargs))
-            if not self.facts.joins:
-                logger.info("Batches run at their own size: %s", self.facts.reason)
+            facts = probe_first_rows(self._eager, (tuple(args), kwargs))
+            if not facts.joins:
+                if refusal(self._eager, (tuple(args), kwargs)):
+                    # A call that eager PyTorch rejects says nothing of others.
+                    return None
+                logger.info("Batches run at their own size: %s", facts.reason)
+            self.facts = facts
         return Fitted(tuple(args), kwargs, rows) if self.facts.joins else None
 
 

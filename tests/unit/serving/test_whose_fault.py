@@ -194,3 +194,45 @@ def test_a_compiled_model_counts_no_call_that_eager_rejects(backend) -> None:
         after = compiled.report.to_dict()
     assert after["fallbacks"] == before["fallbacks"] and after["graph_breaks"] == before["graph_breaks"]
     assert after["summary"]["coverage"] == before["summary"]["coverage"]
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+@pytest.mark.parametrize("bad", [torch.tensor([0.5, 1.5]), "text"], ids=["dtype", "kind"])
+def test_a_first_call_that_eager_rejects_decides_nothing(backend, bad) -> None:
+    from torchserve_openvino.backend.compiler import CompileSpec, compile_with
+
+    model = Picky().eval()
+    compiled = compile_with(model, CompileSpec(backend=backend))
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises((IndexError, RuntimeError, TypeError)):
+                compiled(bad)
+        ids = torch.tensor([1, 2])
+        torch.testing.assert_close(compiled(ids), model(ids))
+    report = compiled.report.to_dict()
+    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == [] == report["graph_breaks"]
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["class", "TorchScript"])
+@pytest.mark.parametrize("bad", [[[0.5, 1.0]], [[0, 1, 2, 3]]], ids=["shape", "integers"])
+def test_a_first_request_that_eager_rejects_decides_nothing_for_a_model_without_declared_inputs(
+    archive, bad, scripted
+) -> None:
+    def scripted_module(path) -> None:
+        torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))).save(path)
+
+    arguments = {"model_file": None, "weights": scripted_module} if scripted else {"weights": save_weights}
+    made = archive({"handler": {"openvino": {}}}, batch_size=2, **arguments)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    good = [[0.5, 1.0, -1.0, 2.0]]
+    for bodies in ([bad], [bad, bad], [good], [good, bad], [good, good]):
+        answers = made.handle(handler, *bodies)
+        for place, (body, answer) in enumerate(zip(bodies, answers, strict=True)):
+            assert made.status(place) == (400 if body is bad else 200), answer
+            if body is good:
+                expected = worker_of(handler).eager_model(torch.tensor(good)).tolist()
+                torch.testing.assert_close(torch.tensor(answer), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    report = handler.describe_handle()
+    assert report["summary"]["coverage"] == 1.0 and report["fallbacks"] == [] == report["graph_breaks"]
+    assert report["serving"]["shapes"]["joins_requests"] is True

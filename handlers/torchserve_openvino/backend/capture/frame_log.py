@@ -120,6 +120,7 @@ class FrameLog:
         """See `FrameObserver`."""
         if first:
             self._note_event()
+            self._tracker.call.added(frame.forget)
         self._thread.newest = None
         self._thread.lost_frames += 1
         kind: FallbackKind = "graph_break" if frame.is_break else "conversion_failed"

@@ -141,9 +141,14 @@ class CompiledGraph:
         thread.graph_calls += 1
         thread.in_graph += 1
         try:
-            return self._run(args)
+            result = self._run(args)
         finally:
             thread.in_graph -= 1
+        tracker = self._settings.tracker
+        if tracker.dropped and self.record.index in tracker.dropped:
+            # Its first call was rejected.
+            tracker.restore_graph(self.record)
+        return result
 
     def _run(self, args: list[Any]) -> Any:
         variant = self._current

@@ -5,13 +5,14 @@ AOTAutograd's metadata, the conversion of frames, graph break reasons and compil
 """
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -133,11 +134,13 @@ class LostFrame:
 
     Attributes:
         is_break: Whether Dynamo refused the code or reached the recompile limit; otherwise an error occurred.
+        forget: Lets Dynamo try the frame again: a call that eager PyTorch rejects as well says nothing of others.
     """
 
     where: str
     reason: str
     is_break: bool
+    forget: Callable[[], Any] = field(default=lambda: None, compare=False)
 
 
 class FrameObserver(Protocol):
@@ -266,7 +269,8 @@ class _ObservedConversion:
             self._observer.compiled(FrameFact(str(entry.compile_id), where, ops, guard, tuple(effects)))
         elif entry.fail_type is not None:
             text = f"{entry.fail_type}: {entry.fail_reason}"
-            lost = LostFrame(_failed_at(entry) or where, text, is_break=failure is None)
+            forget = functools.partial(notes.pop, self, None)
+            lost = LostFrame(_failed_at(entry) or where, text, failure is None, forget)
             answer = dataclasses.replace(answer, apply_to_code=False)
             notes[self] = lost, answer
             self._observer.lost(lost, first=True)
