@@ -17,9 +17,11 @@ class TorchServeOpenVINOError(Exception):
 def first_line(error: BaseException) -> str:
     """Returns the line of an error's text that says what happened, or its class where there is none.
 
-    OpenVINO's errors begin with the place in its own source.
+    OpenVINO's errors begin with the place in its own source; TorchScript's end with what happened.
     """
-    lines = (line.strip() for line in str(error).splitlines())
+    lines = [line.strip() for line in str(error).splitlines()]
+    if lines and lines[0].startswith("The following operation failed in the TorchScript interpreter"):
+        lines = [line.removeprefix("RuntimeError: ") for line in reversed(lines)]
     return next((line for line in lines if line and not line.startswith("Exception from")), type(error).__name__)
 
 

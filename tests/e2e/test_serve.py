@@ -223,7 +223,7 @@ def test_a_reload_that_is_refused_changes_nothing(server: ServeProcess, store: P
     (store / "two" / "net.mar").write_bytes(b"no archive")
     try:
         refused = server.post("/models/net/2.0/reload")
-        assert refused.status_code == 409 and "The former state is served on." in refused.json()["message"]
+        assert refused.status_code == 409 and "The former state goes on." in refused.json()["message"]
         os.kill(server.process.pid, signal.SIGHUP)
         server.wait_for("change", "net 2.0 is not reloaded")
         assert server.post("/predictions/net/2.0", [ROW]).status_code == 200

@@ -11,6 +11,7 @@ import typer
 from torchserve_openvino.cli.console import fail, print_json, stdout, steps
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.cli.reports.tables import show, show_proof
+from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
 from torchserve_openvino.packaging.archive import files_named_by
 from torchserve_openvino.packaging.starter import templates
@@ -306,7 +307,9 @@ def _handler(name: str) -> str:
     paths = handlers()
     known = paths.get(name.removesuffix(".py").replace("-", "_"))
     if known is None:
-        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; valid names: {', '.join(paths)}.")
+        near = nearest(name, paths)
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise typer.BadParameter(f"unknown handler {name!r}, and no such file; valid names: {', '.join(paths)}.{hint}")
     return str(known)
 
 

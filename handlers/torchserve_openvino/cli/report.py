@@ -35,16 +35,16 @@ def report(
 
         torchserve-openvino report efficientnet
 
-        torchserve-openvino report http://127.0.0.1:8081/models/efficientnet
+        torchserve-openvino report efficientnet --url http://127.0.0.1:9000
 
         torchserve-openvino report efficientnet --json > report.json
 
         torchserve-openvino report report.json
     """
-    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch_or_saved
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, answering, fetch_or_saved
 
     try:
-        fetched = fetch_or_saved(model, management=management, token=token, timeout=timeout)
+        fetched = fetch_or_saved(model, management=answering(management), token=token, timeout=timeout)
     except ReportNotFoundError as error:
         fail(str(error))
     if as_json:

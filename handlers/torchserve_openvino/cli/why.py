@@ -44,10 +44,11 @@ def why(
 
         torchserve-openvino why net/1.0 --logs /var/log/torchserve --json
     """
-    from torchserve_openvino.cli.reports.source import ReportNotFoundError, fetch, workers_of
+    from torchserve_openvino.cli.reports.source import ReportNotFoundError, answering, fetch, workers_of
     from torchserve_openvino.cli.reports.worker_log import LogState, deaths_in, read_logs
 
     state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None, "loading": None, "died": []}
+    management = answering(management)
     try:
         state["workers"] = workers_of(model, management=management, token=token, timeout=timeout)
     except ReportNotFoundError as error:
@@ -77,7 +78,7 @@ def why(
     if log.loading is not None:
         console.print(f"{model} {log.loading.text}")
         console.print(f"logged at {log.loading.time} in {log.loading.file}")
-    elif log.cause is None:
+    elif log.cause is None and not _is_unknown_model(state["server"]):
         _without_a_cause(model, state["workers"], folder)
     if log.cause is not None:
         _print_cause(console, log.cause, "an earlier start failed: " if log.loading is not None else "cause: ")
@@ -95,7 +96,7 @@ def ready(
         "http://127.0.0.1:8080"
     ),
     logs: Logs = None,
-    management: Management = DEFAULT_MANAGEMENT,
+    management: Annotated[str, typer.Option(help="Address of TorchServe's management API.")] = DEFAULT_MANAGEMENT,
     token: Token = None,
     inference_token: Annotated[
         str | None,
@@ -118,24 +119,27 @@ def ready(
 
         torchserve-openvino ready --once --url http://127.0.0.1:9000
     """
-    from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
+    from torchserve_openvino.cli.reports.readiness import OTHER_HANDLER, ServerAddress, not_ready
     from torchserve_openvino.cli.reports.worker_log import NOW, LogState, read_logs
 
     server = ServerAddress(url.rstrip("/"), management.rstrip("/"), token, inference_token)
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
     shown, known = "", start
     with steps(typer.echo) as show:
-        while problem := not_ready(server, model, min(patience, timeout)):
+        while problem := not_ready(server, model, min(patience, max(1.0, start + timeout - time.monotonic()))):
             if once:
                 fail(f"not ready: {problem}")
             if not _is_unknown(problem):
                 known = time.monotonic()
             log = read_logs(folder, model) if model is not None else LogState()
-            if log.loading is not None and log.loading.text != shown:
-                shown = log.loading.text
-                show(f"{model} {shown}")
+            step = f"{model} {log.loading.text}" if log.loading is not None else problem
+            if step != shown:
+                shown = step
+                show(step)
             late = time.monotonic() - start > timeout or time.monotonic() - known > _SECONDS_FOR_A_SERVER
             refused = log.cause is not None and log.cause.time >= began and log.cause.refused
+            # No wait changes that.
+            refused = refused or problem.endswith(OTHER_HANDLER)
             if refused or late:
                 if log.cause is not None:
                     _print_cause(stdout(), log.cause, "cause: ")
@@ -150,13 +154,26 @@ def _is_unknown(problem: str) -> bool:
     return problem.startswith("no server answers") or ": 404: " in problem or "serves no model" in problem
 
 
+def _is_unknown_model(problem: str) -> bool:
+    return " has no model " in problem
+
+
 def _without_a_cause(model: str, workers: Mapping[str, str], folder: Path) -> NoReturn:
     if workers and (folder / "model_log.log").is_file():
         fail(
             f"a worker of {model} is not READY, and {folder} contains no word from it yet: Python starts, or the "
             "handler is not one of this package (--logs names another log folder)."
         )
-    fail(f"{folder} contains no cause for {model}. Is it TorchServe's log folder (--logs)?")
+    from torchserve_openvino.cli.reports.worker_log import failed_load
+
+    if not folder.is_dir():
+        fail(f"there is no folder {folder}: name TorchServe's log folder (--logs), or look into the log of `serve`.")
+    if line := failed_load(folder):
+        fail(f"{folder} contains no cause for {model}. TorchServe logged: {line}")
+    fail(
+        f"{folder} contains no cause for {model}. Is it TorchServe's log folder (--logs)? What ends TorchServe itself, "
+        "such as a port in use, is in its output."
+    )
 
 
 def _print_cause(console: "Console", cause: "Cause", title: str) -> None:

@@ -39,18 +39,23 @@ def seconds_of(value: Any) -> float:
     return seconds
 
 
+_LEAST_BARE_BYTES = 10**6
+
+
 def bytes_of(value: str) -> int:
     """Returns a size in bytes.
 
     Args:
-        value: A number with one of the units B, KB, MB, GB, TB (powers of 1000) and KiB to TiB (of 1024).
+        value: A number with one of the units B, KB, MB, GB, TB (powers of 1000) and KiB to TiB (of 1024), or from a
+            million on without.
 
     Raises:
         ValueError: It is something else, or not more than 0.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     size = float(match[1]) * _BYTES[match[2].upper()] if match and match[2].upper() in _BYTES else 0
-    if not 1 <= size < 2**60:
+    # 8 is a slip for 8GB.
+    if not 1 <= size < 2**60 or (match is not None and not match[2] and size < _LEAST_BARE_BYTES):
         raise ValueError(f"must be a size such as 500MB, 8GB or 4GiB, not {value!r:.50}")
     return int(size)
 
@@ -77,6 +82,11 @@ DTYPES = (
     "bool",
     "complex64",
 )
+# Other names of the same.
+_SHORT_DTYPES = {
+    "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "half": "float16", "fp16": "float16",
+    "bf16": "bfloat16", "long": "int64", "int": "int32", "integer": "int64",
+}  # fmt: skip
 
 # Formats of images whose decoders read bounded memory and start no program, by Pillow's names.
 ImageFormat = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "JPEG2000", "PPM", "TGA"]
@@ -187,7 +197,8 @@ def _kinds(value: Any) -> Any:
 def _dtype(value: Any) -> Any:
     name = str(value).removeprefix("torch.")
     if name not in DTYPES:
-        raise UnknownWordError(f"must be one of {listed(DTYPES)}, not {shown(value)}.", nearest(name, DTYPES))
+        suggestion = _SHORT_DTYPES.get(name.lower()) or nearest(name, DTYPES)
+        raise UnknownWordError(f"must be one of {listed(DTYPES)}, not {shown(value)}.", suggestion)
     return name
 
 

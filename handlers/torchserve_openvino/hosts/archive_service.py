@@ -135,8 +135,9 @@ def _handler_of(folder: Path, name: str) -> Any:
     classes = [cls for cls in own_classes(module) if issubclass(cls, HandlerBase)]
     if len(classes) != 1:
         raise ModelLoadError(
-            f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. A handler of "
-            f"your own is served by handler.openvino.wrap: {name}."
+            f"the archive's handler {name} defines {len(classes)} OpenVINO handlers, and must define one. To serve a "
+            f"handler of your own as it is, set handler.openvino.wrap: {name}, and package it behind one of this "
+            f'package\'s: --handler "$(torchserve-openvino handler-path tensor)" --extra-files {name}.'
         )
     return classes[0]()
 

@@ -11,6 +11,7 @@ is refused has its refusal in its place; the request fails only if all of its it
 import argparse
 import base64
 import json
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -20,15 +21,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
-import uvicorn
-from fastapi import HTTPException
-from grpc import StatusCode
-from grpc_interceptor.exceptions import GrpcException
-from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
-from kserve.model_server import app
-from kserve.protocol.grpc import server as rpc
-from kserve.protocol.rest import server as rest
+try:
+    import grpc
+    import uvicorn
+    from fastapi import HTTPException
+    from grpc import StatusCode
+    from grpc_interceptor.exceptions import GrpcException
+    from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
+    from kserve.model_server import app
+    from kserve.protocol.grpc import server as rpc
+    from kserve.protocol.rest import server as rest
+except ImportError as error:
+    if __name__ == "__main__":
+        sys.exit(f"error: {error}: pip install 'torchserve-openvino[kserve]'")
+    raise
+
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 

@@ -138,7 +138,7 @@ class Router:
         if forwarded.model in self._models:
             return aiter(self._models[forwarded.model].remote(forwarded))
         known = ", ".join(sorted(self._models))
-        missing = ModelMissingError(f"no model {forwarded.model!r} is served here, but {known}")
+        missing = ModelMissingError(f"no model {forwarded.model!r} is served here; there are {known}")
         return http.only(Response.refused(missing))
 
     async def _ready(self, forwarded: http.ForwardedRequest) -> AsyncIterator[Response]:

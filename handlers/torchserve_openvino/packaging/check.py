@@ -79,13 +79,14 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
         else:
             problems.append(f"its configuration {name} is missing; package it with --config-file")
     problems += _handler(folder, model)
+    warnings = [*_outside(folder, model, config), *(tuned_elsewhere(folder) if check_device else ())]
     problems += _model(folder, model, config)
     problems += _imports(folder, model, config)
     if not errors:
         problems += _pretrained(folder, model, config)
         problems += _named(folder, config)
         problems += filter(None, [refused_cache(config) if check_device else None])
-    return Checked(config, problems, errors, list(tuned_elsewhere(folder)) if check_device else [])
+    return Checked(config, problems, errors, warnings)
 
 
 def _relative(config: ServingConfig, folder: Path) -> ServingConfig:
@@ -130,6 +131,43 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
             f"the handler {path} must define exactly one class of its own, or a function {entry}; found {names}. "
             f"{one_class_advice(path, classes)}"
         )
+
+
+def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
+    """Yields what a worker takes, but serves without this package or without weights."""
+    name = str(model.get("handler", "")).partition(":")[0]
+    tree = parse_source(folder / name) if name.endswith(".py") else ast.parse("")
+    if isinstance(tree, ast.Module) and not _uses_this_package(folder, tree, set()):
+        yield (
+            f"the handler {name or 'none'} is not one of this package's: TorchServe runs the model in eager PyTorch, and "
+            f'`serve` refuses it; package it with --handler "$(torchserve-openvino handler-path tensor)", and name a '
+            "handler of your own under handler.openvino.wrap"
+        )
+    task = TASKS.get(name.removesuffix(".py"))
+    if task is None or task.loader or config.openvino.wrap is not None or model.get("serializedFile"):
+        # The handler loads the model itself, or there are weights.
+        return
+    if not model.get("modelFile"):
+        yield "it has neither a model file nor weights (--model-file, --serialized-file)"
+    else:
+        yield "it has no weights (--serialized-file): the model is served with those that its class sets, maybe random"
+
+
+def _uses_this_package(folder: Path, tree: ast.Module, seen: set[str]) -> bool:
+    """Returns True if a file imports this package, or a file of the archive that does."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for name in names:
+            if name.partition(".")[0] == "torchserve_openvino":
+                return True
+            inside = _file_in(folder, name)
+            if inside is not None and inside not in seen:
+                seen.add(inside)
+                other = parse_source(folder / inside)
+                if isinstance(other, ast.Module) and _uses_this_package(folder, other, seen):
+                    return True
+    return False
 
 
 def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:

@@ -116,7 +116,7 @@ def write(folder: Path, config: str, *, force: bool) -> list[Path]:
     }
     existing = [path for path in contents if path.exists()]
     if existing and not force:
-        raise PackagingError(f"{', '.join(map(str, existing))} exist(s); replace with --force.")
+        raise PackagingError(f"{', '.join(map(str, existing))} are there already; --force replaces them.")
     try:
         (folder / "model-store").mkdir(parents=True, exist_ok=True)
         for path, text in contents.items():

@@ -83,6 +83,9 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
         raise InvalidInputError(f"parameters must be an object, not {type(parameters).__name__}")
     for name in OWN_FIELDS:
         if name in value:
+            for other in value.keys() - {name, "parameters"}:
+                if nearest(other, ["parameters"]):
+                    raise InvalidInputError(f"there is no field {other!r}. Did you mean 'parameters'?")
             return value[name], parameters
     if fields and fields <= value.keys():
         return {name: item for name, item in value.items() if name != "parameters"}, parameters

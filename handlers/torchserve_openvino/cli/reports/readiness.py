@@ -7,8 +7,12 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from torchserve_openvino.cli.reports.source import ReportNotFoundError, workers_of
+from torchserve_openvino.cli.reports.source import OtherHandlerError, ReportNotFoundError, fetch, workers_of
 from torchserve_openvino.serving.requests.messages import HEALTH_HEADER
+
+# The end of the reason why a model is never ready.
+OTHER_HANDLER = "and does not tell of its health"
+_OTHER_HANDLER = f"its handler is not one of this package's, {OTHER_HANDLER}"
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -90,7 +94,7 @@ def _name(entry: Any) -> str:
 def _problem(client: httpx.Client, server: ServerAddress, model: str, seconds: float) -> str:
     states = _worker_states(server, model, seconds)
     if states and "READY" not in states:
-        return "no worker is READY: it loads, or has ended"
+        return f"no worker is READY: {_step(client, server, model) or 'it loads, or has ended'}"
     headers = {HEALTH_HEADER: "1", "content-type": "application/json"}
     if server.inference_token:
         headers["Authorization"] = f"Bearer {server.inference_token}"
@@ -104,7 +108,30 @@ def _problem(client: httpx.Client, server: ServerAddress, model: str, seconds: f
                 answer = other
     except httpx.TimeoutException:
         return f"no worker answered within {seconds:g} s: it hangs, is busy, or its queue is long"
-    return _verdict(answer)
+    problem = _verdict(answer)
+    if problem.startswith("5") and _has_other_handler(server, model, seconds):
+        # What it raised is about the probe, which was not for it.
+        return _OTHER_HANDLER
+    return problem
+
+
+def _step(client: httpx.Client, server: ServerAddress, model: str) -> str:
+    """Returns what a model that loads does, as `serve` describes it; empty elsewhere."""
+    try:
+        entries = client.get(f"{server.url}/models/{quote(model)}").json()
+        return str(entries[0].get("step") or "")
+    except (httpx.HTTPError, ValueError, LookupError, AttributeError):
+        return ""
+
+
+def _has_other_handler(server: ServerAddress, model: str, seconds: float) -> bool:
+    try:
+        fetch(model, management=server.management, token=server.token, timeout=seconds)
+    except OtherHandlerError:
+        return True
+    except ReportNotFoundError:
+        return False
+    return False
 
 
 def _worker_states(server: ServerAddress, model: str, seconds: float) -> set[str]:
@@ -129,6 +156,8 @@ def _verdict(answer: httpx.Response) -> str:
     if "healthy" in body or "ready" in body:
         return str(body.get("reason") or "its worker is not healthy")
     if answer.is_success:
-        return "its handler is not one of this package's, and does not tell of its health"
+        return _OTHER_HANDLER
+    if "html" in answer.headers.get("content-type", "") or answer.text.lstrip()[:1] == "<":
+        return f"another program answers there ({answer.status_code}, a page)"
     message = str(body.get("message") or body.get("detail") or body.get("error") or answer.text.strip())
     return f"{answer.status_code}: {' '.join(message.split())[:300]}"

@@ -1,5 +1,6 @@
 """Gets a compile report from TorchServe's management API or from a file."""
 
+import socket
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from torchserve_openvino.cache.open import state_folder
+from torchserve_openvino.cli.reports.tables import DEFAULT_MANAGEMENT, DEFAULT_URL
 from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.files.json_text import parse_json, read_json
 from torchserve_openvino.report.saved import Saved, last_saved
@@ -22,6 +24,10 @@ _SECONDS_FOR_A_BUSY_WORKER = 0.5
 
 class ReportNotFoundError(Exception):
     """There is no report to show; the message says why and what to do."""
+
+
+class OtherHandlerError(ReportNotFoundError):
+    """The model is served, by a handler that has no report."""
 
 
 class FetchedReport(NamedTuple):
@@ -80,7 +86,7 @@ def _from_server(url: str, token: str | None, timeout: float) -> FetchedReport:
     answer = _json(response, url)
     report = find_report(answer)
     if report is None:
-        raise ReportNotFoundError(_no_report(answer, name))
+        raise _no_report(answer, name)
     version = next((entry["modelVersion"] for entry in _entries(answer) if "modelVersion" in entry), None)
     return FetchedReport(report, f"{name} {version}" if version and "/" not in name else name)
 
@@ -152,6 +158,20 @@ def _name_in(url: str) -> str:
     return parts.path.partition("/models/")[2].strip("/")
 
 
+def answering(management: str) -> str:
+    """Returns the address of the management API: where none is named, and TorchServe's does not answer, `serve`'s."""
+    if management != DEFAULT_MANAGEMENT:
+        return management
+    for address in (DEFAULT_MANAGEMENT, DEFAULT_URL):
+        parts = urlsplit(address)
+        try:
+            socket.create_connection((str(parts.hostname), int(parts.port or 80)), 1.0).close()
+        except OSError:
+            continue
+        return address
+    return management
+
+
 def workers_of(model: str, *, management: str, token: str | None, timeout: float) -> dict[str, str]:
     """Returns the status of each worker of a model by the worker's id.
 
@@ -187,7 +207,7 @@ def _get(url: str, token: str | None, timeout: float, *, customized: bool = True
     except httpx.ConnectError as error:
         message = (
             f"no server answers at {parts.scheme}://{parts.netloc}. Is TorchServe running, and is this its "
-            "management_address (config.properties)? Name another one with --management."
+            "management_address (config.properties)? Name another address, such as that of `serve`, with --url."
         )
         raise ReportNotFoundError(message) from error
     except httpx.TimeoutException as error:
@@ -208,7 +228,7 @@ def _why(response: httpx.Response, name: str, token: str | None, timeout: float)
         names = _served(host, token, timeout)
         near = nearest(name.split("/", maxsplit=1)[0], names)
         hint = f" Did you mean {near!r}?" if near and near != name.split("/", maxsplit=1)[0] else ""
-        return f"{host} has no model {name!r}: {message}{hint}"
+        return f"{host} has no model {name!r}: {message.removesuffix('.')}.{hint}"
     if response.status_code in {400, 401, 403} and "token" in message.lower():
         return f"{host} requires a token: {message} Give its management key with --token."
     return f"{host} answered {response.status_code}: {message}"
@@ -250,15 +270,17 @@ def find_report(answer: Any) -> dict[str, Any] | None:
     return find_report(answer.get("customizedMetadata"))
 
 
-def _no_report(answer: Any, name: str) -> str:
+def _no_report(answer: Any, name: str) -> ReportNotFoundError:
     for entry in _entries(answer):
         workers = [worker for worker in entry.get("workers") or [] if isinstance(worker, Mapping)]
         if workers and not any(worker.get("status") == "READY" for worker in workers):
-            return f"no worker of {name!r} is READY yet; `torchserve-openvino why {name}` says why not."
+            return ReportNotFoundError(
+                f"no worker of {name!r} is READY yet; `torchserve-openvino why {name}` says why not."
+            )
         metadata = entry.get("customizedMetadata")
         if metadata:
-            return f"{name!r} answered without a compile report: {str(metadata)[:200]}"
-    return (
+            return ReportNotFoundError(f"{name!r} answered without a compile report: {str(metadata)[:200]}")
+    return OtherHandlerError(
         f"{name!r} is served by another handler: it has no compile report. Archive it with a handler of "
         "this package (torchserve-openvino handler-path) or derive yours from OpenVINOHandler."
     )

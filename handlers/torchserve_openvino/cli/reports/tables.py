@@ -258,10 +258,17 @@ def _which(proof: dict[str, Any]) -> str:
 # --- options that several commands about a served model share -----------------------------------------------------
 
 
-DEFAULT_MANAGEMENT = "http://127.0.0.1:8081"
+# TorchServe's management API; its inference API, and all of `serve`.
+DEFAULT_MANAGEMENT, DEFAULT_URL = "http://127.0.0.1:8081", "http://127.0.0.1:8080"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model's name, or NAME/VERSION.", show_default=False)]
-Management = Annotated[str, typer.Option(help="Address of TorchServe's management API.")]
+Management = Annotated[
+    str,
+    typer.Option(
+        "--management", "--url",
+        help="Address of TorchServe's management API, or of serve; if nothing answers at the default, port 8080.",
+    ),
+]  # fmt: skip
 Token = Annotated[
     str | None,
     typer.Option(

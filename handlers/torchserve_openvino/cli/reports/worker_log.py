@@ -19,6 +19,9 @@ _RAISED = re.compile(r"^(?P<cause>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Excepti
 _LATE = re.compile(
     r"Backend worker error\n\S*WorkerInitializationException: Backend worker did not respond in given time"
 )
+# Python and its imports took longer than the two minutes that TorchServe waits for a worker's process.
+_SLOW = re.compile(r"Backend worker error\n\S*WorkerInitializationException: Backend worker startup time out")
+_FAILED_LOAD = re.compile(r"^\S+ \[\w+ *\] .*(?P<text>Failed to load model:? .*)$", re.MULTILINE)
 _GONE = re.compile(r"backend worker process died\., startupTimeout")
 # As `backend/runtime/crashes/survive.py` writes it.
 _DIED = re.compile(r"OpenVINO's compiler died.*")
@@ -34,6 +37,9 @@ _AFTER_A_DEATH = (
     "gets: INFERENCE_PRECISION_HINT, threads, or disabled_ops (`torchserve-openvino doctor --bisect` finds them)"
 )
 _AFTER_A_TIMEOUT = "raise startupTimeout in model-config.yaml, or compile fewer shapes (handler.openvino.batching)"
+_AFTER_A_SLOW_START = (
+    "start fewer workers at a time, or give them more cores: Python and its imports come before the model"
+)
 _AFTER_AN_END = (
     "start the worker again, unless TorchServe does: if OpenVINO's compiler ended the process, the next one finds that "
     "out, says so here, and goes on without. Otherwise see dmesg (out of memory), and native code of your handler"
@@ -114,6 +120,9 @@ def read_logs(folder: Path, model: str) -> LogState:
     for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name):
         if _LATE.search(text):
             ended.append(Cause("the worker was not READY within startupTimeout", _AFTER_A_TIMEOUT, time, file))
+        elif _SLOW.search(text):
+            slow = "the worker's process did not answer within TorchServe's two minutes"
+            ended.append(Cause(slow, _AFTER_A_SLOW_START, time, file))
         elif _GONE.search(text):
             ended.append(Cause("the worker's process ended, and its log does not say why", _AFTER_AN_END, time, file))
     groups = [ours, died, raised, ended]
@@ -122,6 +131,16 @@ def read_logs(folder: Path, model: str) -> LogState:
     if loading is not None and any(time >= loading.time for time in ends):
         loading = None
     return LogState(_last_cause(groups), loading)
+
+
+def failed_load(folder: Path) -> str:
+    """Returns TorchServe's last line on an archive that it did not load; empty if there is none."""
+    try:
+        text = (folder / "ts_log.log").read_text(encoding="utf-8", errors="replace")[-_READ_BYTES:]
+    except FileNotFoundError:
+        return ""
+    lines = _FAILED_LOAD.findall(text)
+    return str(lines[-1]) if lines else ""
 
 
 def _last_cause(groups: Iterable[list[Cause]]) -> Cause | None:

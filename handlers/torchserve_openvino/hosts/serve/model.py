@@ -138,7 +138,7 @@ class ServedArchive:
             "runtime": "python", "status": self.state, "minWorkers": self.workers, "maxWorkers": self.workers,
             "batchSize": settings.batch_size, "maxBatchDelay": round(settings.delay * 1e3),
             "responseTimeout": round(settings.timeout), "startupTimeout": round(settings.startup),
-            "loadedAtStartup": True, "workers": workers,
+            "loadedAtStartup": True, "workers": workers, "step": self.step if self.state == "loading" else "",
             "jobQueueStatus": {
                 "remainingCapacity": max(0, settings.queue_size - self.waiting), "pendingRequests": self.waiting,
             },

@@ -82,7 +82,7 @@ class Registry:
         if name not in self._models:
             near = nearest(name, self.names)
             hint = f" Did you mean {near!r}?" if near else ""
-            raise ModelMissingError(f"no model {name!r} is served here, but {', '.join(self.names)}.{hint}")
+            raise ModelMissingError(f"no model {name!r} is served here; there are {', '.join(self.names)}.{hint}")
         return list(self._models[name].values())
 
     def model(self, name: str, version: str | None = None) -> ServedArchive:
@@ -96,7 +96,7 @@ class Registry:
             return versions[0]
         if version not in self._models[name]:
             known = ", ".join(self._models[name])
-            raise ModelMissingError(f"version {version!r} of {name} is not served here, but {known}")
+            raise ModelMissingError(f"version {version!r} of {name} is not served here; there are {known}")
         return self._models[name][version]
 
     async def start(self) -> None:
@@ -149,11 +149,11 @@ class Registry:
             successor = await asyncio.to_thread(self._create, former.archive)
             if successor.settings.name != name:
                 raise ModelLoadError(
-                    f"{former.archive} is {successor.settings.name} now, not {name}: start the server again"
+                    f"{former.archive} is {successor.settings.name} now, not {name}: start the server again."
                 )
             other = self._models[name].get(successor.settings.version)
             if other not in (None, former):
-                raise ModelLoadError(f"{former.archive} is {successor.label} now, which {other.archive} is already")
+                raise ModelLoadError(f"{former.archive} is {successor.label} now, which {other.archive} is already.")
             await successor.start()
             self._models[name] = {
                 successor.settings.version if model is former else model.settings.version: successor
@@ -211,7 +211,9 @@ class Registry:
                 return
             if self._rest(model):
                 resting += model.memory
-                logger.info("%s rests: all workers have %d MB, more than --memory", model.label, used // 10**6)
+                logger.info(
+                    "%s gives its memory back: all workers take %d MB, more than --memory", model.label, used // 10**6
+                )
 
     def _rest(self, model: ServedArchive) -> bool:
         """Lets a model rest if it is loaded, and nobody waits for it."""

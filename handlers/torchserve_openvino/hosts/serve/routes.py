@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import prometheus_client
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.responses import Response as HttpResponse
@@ -69,6 +70,16 @@ else:
     async def _within(seconds: float) -> AsyncIterator[None]:
         with anyio.fail_after(seconds):
             yield
+
+
+async def _refused_url(request: Request, error: Exception) -> HttpResponse:
+    """Answers a URL or a method that is not served, in the form of other refusals."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not served here: {error.detail}"
+    if request.url.path.strip("/") in {path.removeprefix("v1/") for path in http.STANDARD}:
+        message += ". The base URL of OpenAI's and Cohere's clients ends with /v1"
+    body = {"code": error.status_code, "type": HTTPStatus(error.status_code).phrase, "message": message}
+    return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 
 class PendingResponse:
@@ -195,7 +206,7 @@ class Site:
                 Route(f"{prefix}/{path}", self._answering(self.standard), methods=["POST"]) for path in http.STANDARD
             ]
             routes += [Route(f"{prefix}/v1/models{more}", self._answering(self.list_models)) for more in ("", "/{id}")]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refused_url})
 
     def _answering(self, endpoint: Endpoint) -> Endpoint:
         """Returns an endpoint whose refusals are sent to the client."""
@@ -315,7 +326,7 @@ class Site:
         except ItemError:
             raise
         except (TorchServeOpenVINOError, OSError) as error:
-            body = {"code": 409, "type": type(error).__name__, "message": f"{error} The former state is served on."}
+            body = {"code": 409, "type": type(error).__name__, "message": f"{error} The former state goes on."}
             return JSONResponse(body, HTTPStatus.CONFLICT)
         return JSONResponse({"status": f"{model.label} is reloaded"})
 

@@ -208,7 +208,9 @@ async def _until_ended(registry: Registry, ended: asyncio.Event, url: str, repor
         # Raises why a model is refused.
         starting.result()
         models = [model.label for model in registry]
-        report("ready", f"READY: {', '.join(models)} on {url}/predictions/NAME", {"url": url, "models": models})
+        names = registry.names
+        place = f"{url}/predictions/{names[0] if len(names) == 1 else 'NAME'}"
+        report("ready", f"READY: {', '.join(models)} on {place}", {"url": url, "models": models})
         await stopping
     else:
         starting.cancel()

@@ -142,8 +142,9 @@ def load_without_class(path: Path) -> nn.Module:
         return load_torchscript(path)
     if kind != "exported":
         raise ModelLoadError(
-            f"{path.name} holds {'weights only' if kind != 'unknown' else 'no model of a known format'}: package the "
-            "model's class with --model-file model.py, a torch.export program (.pt2), or TorchScript."
+            f"{path.name} is no torch.export program (.pt2) and no TorchScript, the two formats that hold a model's "
+            f"code{' without a pickle' if kind != 'unknown' else ''}: package the model's class with --model-file "
+            "model.py, and its state_dict()."
         )
     return ProgramModule(load_program(path))
 

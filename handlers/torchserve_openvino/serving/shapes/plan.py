@@ -32,6 +32,11 @@ from torchserve_openvino.serving.shapes.warmup import Case, signatures
 
 logger = logging.getLogger(__name__)
 
+_BATCHES = (
+    "set batchSize, handler.openvino.batching.buckets or warmup.batch_sizes to what it takes, or export it with a "
+    'dynamic batch: dynamic_shapes=({0: torch.export.Dim("batch")},).'
+)
+
 
 @dataclass
 class Shapes:
@@ -237,11 +242,13 @@ def _taken(eager: Any, section: OpenVINOSection, shapes: Shapes, sizes: Sequence
             "size of the vocabulary)."
         )
     message = f"the model takes no batch of {', '.join(map(str, refused))}: eager PyTorch raises {reason!r} for {first}"
-    if not taken or section.warmup.batch_sizes != "auto":
+    if not taken and 1 in refused:
         raise ModelLoadError(
-            f"{message}. Set batchSize, handler.openvino.batching.buckets or warmup.batch_sizes to what it takes, or "
-            'export it with a dynamic batch: dynamic_shapes=({0: torch.export.Dim("batch")},).'
+            f"{message}. If the declared inputs ({inputs}) are wrong, fix handler.openvino.warmup.inputs; "
+            f"else {_BATCHES}"
         )
+    if not taken or section.warmup.batch_sizes != "auto":
+        raise ModelLoadError(f"{message}: {_BATCHES}")
     note = f"served at batches of {', '.join(map(str, taken))} only: {message}"
     logger.warning("Requests are %s", note)
     shapes.notes.append(f"requests are {note}")
