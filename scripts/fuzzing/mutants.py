@@ -139,7 +139,7 @@ MUTANTS: dict[str, Mutant] = {
         "a wrong shape of a dynamic answer is neither avoided nor noticed",
         (
             ("passes.fx.reduced_dimensions:_keep_reduced_dimensions", _does(None)),
-            ("backend.spec:Sizes.check", _does(None)),
+            ("backend.spec:SymbolicSizes.check", _does(None)),
         ),
         mode="dynamic",
     ),

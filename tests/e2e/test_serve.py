@@ -125,6 +125,19 @@ def test_management_metrics_and_report(server: ServeProcess) -> None:
     assert 'openvino_ready_workers{model_name="net",model_version="2.0"} 1.0' in lines
 
 
+def test_a_url_that_is_not_served_is_refused_as_others_are(server: ServeProcess) -> None:
+    missing = server.post("/prediction/net", [ROW])
+    assert missing.status_code == 404 and "POST /prediction/net is not served here" in missing.json()["message"]
+    assert "ends with /v1" in server.post("/embeddings", {"input": "a"}).json()["message"]
+    assert server.http.delete(f"{server.url}/ping").status_code == 405
+
+
+def test_report_and_why_find_it(server: ServeProcess, tmp_path: Path) -> None:
+    done = run("torchserve-openvino report net", tmp_path, "--url", server.url)
+    assert done.returncode == 0 and "100.0%" in done.stdout, done.stderr
+    assert "net is served" in run("torchserve-openvino why net", tmp_path, "--url", server.url).stdout
+
+
 def test_kserve_s_version_2(server: ServeProcess) -> None:
     assert server.get("/v2/health/ready").json() == {"ready": True}
     assert server.get("/v2/models/net/ready").json()["ready"]

@@ -18,6 +18,7 @@ from torchserve_openvino.errors import TorchServeOpenVINOError
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 # A load that takes less is over before anyone reads how it goes.
 _QUIET_SECONDS = 2.0
+_LEAST_MEMORY = 10**6
 _MOST_PORT, _MOST_WORKERS = 65_535, 1024
 
 
@@ -65,6 +66,8 @@ def serve(
         most = bytes_of(memory) if memory is not None else None
     except ValueError as error:
         fail(f"--memory {error}")
+    if most is not None and most < _LEAST_MEMORY:
+        fail(f"--memory {memory} is {most} bytes, in which no worker runs: name a unit, such as 8GB")
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     options = ServerOptions(archives, host, port, _workers(workers), max_request_bytes, most, grace)
     start = time.monotonic()

@@ -39,23 +39,18 @@ def seconds_of(value: Any) -> float:
     return seconds
 
 
-_LEAST_BARE_BYTES = 10**6
-
-
 def bytes_of(value: str) -> int:
     """Returns a size in bytes.
 
     Args:
-        value: A number with one of the units B, KB, MB, GB, TB (powers of 1000) and KiB to TiB (of 1024), or from a
-            million on without.
+        value: A number with one of the units B, KB, MB, GB, TB (powers of 1000) and KiB to TiB (of 1024).
 
     Raises:
         ValueError: It is something else, or not more than 0.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     size = float(match[1]) * _BYTES[match[2].upper()] if match and match[2].upper() in _BYTES else 0
-    # 8 is a slip for 8GB.
-    if not 1 <= size < 2**60 or (match is not None and not match[2] and size < _LEAST_BARE_BYTES):
+    if not 1 <= size < 2**60:
         raise ValueError(f"must be a size such as 500MB, 8GB or 4GiB, not {value!r:.50}")
     return int(size)
 

@@ -139,9 +139,9 @@ def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> I
     tree = parse_source(folder / name) if name.endswith(".py") else ast.parse("")
     if isinstance(tree, ast.Module) and not _uses_this_package(folder, tree, set()):
         yield (
-            f"the handler {name or 'none'} is not one of this package's: TorchServe runs the model in eager PyTorch, and "
-            f'`serve` refuses it; package it with --handler "$(torchserve-openvino handler-path tensor)", and name a '
-            "handler of your own under handler.openvino.wrap"
+            f"the handler {name or 'none'} is not one of this package's: TorchServe runs the model in eager PyTorch, "
+            'and `serve` refuses it. Package it with --handler "$(torchserve-openvino handler-path tensor)"; a '
+            "handler of your own goes under handler.openvino.wrap"
         )
     task = TASKS.get(name.removesuffix(".py"))
     if task is None or task.loader or config.openvino.wrap is not None or model.get("serializedFile"):

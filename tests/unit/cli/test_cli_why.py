@@ -70,6 +70,24 @@ def test_a_worker_that_is_late_is_told_so(logs) -> None:
     assert "within startupTimeout" in found["cause"]["text"] and "raise startupTimeout" in found["text"]
 
 
+def test_a_worker_whose_process_is_slow_is_told_apart(logs) -> None:
+    frontend = (
+        "2026-11-22T21:55:57,382 [ERROR] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker error\n"
+        "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker startup time out.\n"
+    )
+    found = why(logs(frontend=frontend))
+    assert "TorchServe's two minutes" in found["cause"]["text"] and "fewer workers" in found["text"]
+
+
+def test_an_archive_that_torchserve_did_not_load_is_named(logs) -> None:
+    frontend = (
+        "2026-11-22T21:55:57,382 [WARN ] main org.pytorch.serve.ModelServer - Failed to load model: own2.mar\n"
+        "org.pytorch.serve.archive.model.ModelNotFoundException: Model not found at: own2.mar\n"
+    )
+    text = " ".join(why(logs(frontend=frontend), "own", json_too=False)["text"].split())
+    assert "TorchServe logged: Failed to load model: own2.mar" in text
+
+
 GONE = (
     "2026-11-22T21:55:57,382 [DEBUG] W-9000-net_1.0 org.pytorch.serve.wlm.WorkerThread - Backend worker "
     "monitoring thread interrupted or backend worker process died., startupTimeout:120sec\n"
@@ -96,7 +114,7 @@ def test_a_death_of_the_compiler_is_named_with_its_partition_and_signal(logs) ->
 @pytest.mark.parametrize("lines", [[], [AT.format(1, "net_1.0", "Listening")], None])
 def test_nothing_is_made_up(logs, lines, tmp_path: Path) -> None:
     text = why(tmp_path / "nowhere" if lines is None else logs(*lines), json_too=False)["text"]
-    assert "contains no cause" in text and "--logs" in text
+    assert ("contains no cause" if lines is not None else "there is no folder") in text and "--logs" in text
 
 
 LOADING = "LOADING: net has been loading for {} s: verifying shape 31 of 90"

@@ -40,6 +40,7 @@ def test_lengths_are_a_list_or_the_largest(given, lengths) -> None:
         ({"outputs": {"non_finite": "reject"}}, "allow.*refuse"),
         ({"verify": {"min_cosine": 2}}, "verify.min_cosine"),
         ({"execution": {"mode": "throughputt"}}, "Did you mean 'throughput'"),
+        ({"warmup": {"inputs": [{**IDS, "dtype": "float"}]}}, "Did you mean 'float32'"),
         ({"image": {"fold": True}, "warmup": {"inputs": [{"shape": [4]}]}}, "remove warmup.inputs"),
         ({"freeze": "maybe"}, "handler.openvino.freeze"),
     ],

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
+from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.config.openvino import precisions
 from torchserve_openvino.packaging.archive import run_archiver
 from torchserve_openvino.packaging.check import missing_imports
@@ -163,3 +164,19 @@ def test_a_file_that_is_neither_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.mar", "w") as archive:
         archive.writestr("a.txt", "a")
     assert "was not made by torch-model-archiver" in run("check", tmp_path / "x.mar", code=1)
+
+
+OWN = "from ts.torch_handler.base_handler import BaseHandler\nclass Mine(BaseHandler): pass\n"
+
+
+def test_an_archive_that_this_package_would_not_serve_is_no_error_but_said(made) -> None:
+    text = run("check", made(handler=OWN), code=0)
+    assert "the handler mine.py is not one of this package's" in text and "handler.openvino.wrap" in text
+    assert "not one of this package's" not in run("check", made(), code=0)
+
+
+def test_an_archive_without_weights_is_no_error_but_said(made, tmp_path: Path) -> None:
+    made()
+    handler = str(handlers()["tensor"])
+    arguments = ["--version", "1.0", "--model-file", str(tmp_path / "model.py"), "--handler", handler]
+    assert "maybe random" in run("check", run_archiver(arguments, "bare", tmp_path), code=0)

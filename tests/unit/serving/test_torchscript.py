@@ -12,7 +12,7 @@ from serving_worker import ROWS, WARMUP, close, network
 from torch import nn
 
 from torchserve_openvino import OpenVINOHandler
-from torchserve_openvino.errors import ModelLoadError, PolicyViolationError
+from torchserve_openvino.errors import ModelLoadError, PolicyViolationError, first_line
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
@@ -251,3 +251,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         refusal(tmp_path / "cut.pt")
     broken = rewritten(tmp_path / "m.pt", lambda name, content: b"def (" if name.endswith(".py") else content)
     assert "torch.jit.load could not read" in refusal(broken)
+
+
+def test_an_error_of_torchscript_says_what_happened() -> None:
+    script = torch.jit.script(torch.nn.Linear(4, 2))
+    with pytest.raises(RuntimeError) as caught:
+        script(torch.ones(1, 4, dtype=torch.int64))
+    assert "must have the same dtype" in first_line(caught.value)

@@ -294,4 +294,4 @@ def test_a_recording_of_many_samples_in_few_bytes_is_refused_by_their_number() -
     # Five and a half minutes of silence, shorter than Whisper's ten.
     assert len(body) < LIMIT
     with pytest.raises(PayloadTooLargeError, match=r"more than 60000000 samples at 192000 Hz"):
-        sound.samples_of(body, 16_000, sound.Limits(seconds=600, bytes=32 * LIMIT))
+        sound.samples_of(body, 16_000, sound.RecordingLimits(seconds=600, bytes=32 * LIMIT))

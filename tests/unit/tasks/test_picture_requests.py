@@ -100,6 +100,7 @@ REFUSED = [
     ({"inputs": ["a"]}, "inputs is a list"),
     ({"inputs": {"a": 1}}, "inputs is an object"),
     ({"steps": 3}, 'the JSON object needs "inputs" or prompt'),
+    ({"inputs": "a cat", "params": {"steps": 3}}, "no field 'params'. Did you mean 'parameters'"),
 ]  # fmt: skip
 
 
