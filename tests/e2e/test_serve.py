@@ -145,7 +145,9 @@ def test_kserve_s_version_2(server: ServeProcess) -> None:
     answer = server.post("/v2/models/net/versions/2.0/infer", body)
     (output,) = answer.json()["outputs"]
     check([output["data"]], [ROW])
-    assert server.post("/v2/models/net/infer", {"inputs": []}).status_code == 400
+    refused = server.post("/v2/models/net/infer", {"inputs": []})
+    assert refused.status_code == 400 and '"inputs": [...]' in refused.json()["error"]
+    assert "no model 'nett'" in server.post("/v2/models/nett/infer", body).json()["error"]
 
 
 def test_limits_of_bodies(server: ServeProcess) -> None:

@@ -42,7 +42,7 @@ from torchserve_openvino.serving.requests.messages import (
     unavailable,
     unhealthy_reason,
 )
-from torchserve_openvino.serving.requests.refusals import refusal
+from torchserve_openvino.serving.requests.refusals import refusal, with_error
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +215,8 @@ class Site:
             try:
                 return await endpoint(request)
             except ItemError as error:
+                if error.form is None and request.url.path.startswith("/v2/models/"):
+                    error.form = with_error
                 return JSONResponse(refusal(error), error.status)
             except ClientDisconnect:
                 return PlainTextResponse("", 400)

@@ -14,7 +14,7 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Content, Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.messages import JSON, Request, Response
-from torchserve_openvino.serving.requests.refusals import refusal, shortened, with_request_id
+from torchserve_openvino.serving.requests.refusals import refusal, shortened, with_error, with_request_id
 from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ def refused(error: ItemError, request: Request) -> Response:
     """Returns the response to a refused request, with the request's id, by which the log names a server error."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("Request %s is answered with %d: %s", request.id or None, error.status, shortened(str(error)))
+    if request.envelope == "kservev2" and error.form is None:
+        error.form = with_error
     return Response(with_request_id(refusal(error), request.id), JSON, error.status, error)
 
 
@@ -196,4 +198,8 @@ def _closed(
         ItemError: It can't be sent.
     """
     check_length(sum(item.least_bytes() for item in _each(answers) if isinstance(item, SelfWritten)), most_bytes)
-    return sendable(envelope.close(content, list(map(shown, answers)), request), most_bytes)
+    body = envelope.close(content, list(map(shown, answers)), request)
+    single = _each(answers)
+    if envelope.kind == "kservev2" and all(isinstance(answer, ItemError) for answer in single):
+        body = {"error": str(single[0]), **body}
+    return sendable(body, most_bytes)

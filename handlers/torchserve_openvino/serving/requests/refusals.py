@@ -18,6 +18,12 @@ def plain_refusal(error: ItemError) -> dict[str, Any]:
     return {"code": error.status, "type": type(error).__name__, "message": shortened(str(error))}
 
 
+def with_error(error: ItemError) -> dict[str, Any]:
+    """Returns the body of a refusal with the field in which clients of KServe's version 2 look for the message."""
+    body = plain_refusal(error)
+    return {"error": body["message"], **body}
+
+
 def with_request_id(body: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns the body of a refusal with the request's id, if it has one."""
     return {**body, "request_id": name} if name else body
