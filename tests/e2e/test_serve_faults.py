@@ -148,6 +148,13 @@ def test_a_stream_that_fails_does_not_look_whole(server: ServeProcess) -> None:
     server.until(lambda: server.pids("faulty") != [])
 
 
+def test_a_response_that_breaks_off_before_it_is_sent_is_refused(server: ServeProcess) -> None:
+    body = json.dumps({**ROW, "pieces": 1, "die": True}).encode()
+    answer = until_end(connect(server, post(body, "1.0")))
+    assert answer.startswith(b"HTTP/1.1 503") and b"its worker ended" in answer and b"piece" not in answer
+    server.until(lambda: server.pids("faulty") != [])
+
+
 def test_http_1_0_gets_an_answer_in_one_piece(server: ServeProcess) -> None:
     answer = until_end(connect(server, post(json.dumps({**ROW, "pieces": 2, "pause": 0.2}).encode(), "1.0")))
     assert b"chunked" not in answer and b"piece piece " in answer

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from starlette.requests import Request as HttpRequest
@@ -161,11 +161,36 @@ async def response(pieces: AsyncIterator[Response]) -> HttpResponse:
     first = await anext(pieces)
     if first.content_type.startswith(_STREAM):
         return StreamingResponse(_stream(first, pieces), first.status, media_type=first.content_type)
-    body = first.body + b"".join([piece.body async for piece in pieces])
-    return HttpResponse(body, first.status, media_type=first.content_type)
+    whole = await joined(first, pieces)
+    return HttpResponse(whole.body, whole.status, media_type=whole.content_type)
+
+
+async def joined(first: Response, others: AsyncIterator[Response]) -> Response:
+    """Returns the pieces of a response as one; the refusal with which they break off, if they do."""
+    pieces = [first, *[piece async for piece in others]]
+    if len(pieces) == 1:
+        return first
+    failed = next(filter(breaks_off, pieces[1:]), None)
+    return failed or replace(first, body=b"".join(piece.body for piece in pieces))
+
+
+def breaks_off(piece: Response) -> bool:
+    """Checks whether a piece behind the first one is no part of the response: its worker has ended."""
+    return int(piece.status) >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 async def _stream(first: Response, pieces: AsyncIterator[Response]) -> AsyncIterator[bytes]:
     yield first.body
     async for piece in pieces:
-        yield piece.body
+        yield streamed(piece)
+
+
+def streamed(piece: Response) -> bytes:
+    """Returns a piece of a stream of events; where it breaks off, the last event has the refusal.
+
+    In the form of this package's streams, and under ``error``, where OpenAI's clients look for it.
+    """
+    if not breaks_off(piece):
+        return piece.body
+    facts = json.loads(piece.body)
+    return b"data: %b\n\n" % json.dumps({**facts, "error": facts}).encode()

@@ -183,7 +183,10 @@ def _answer(compared: Entry) -> str:
 
 def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["healthy"]:
-        return Text("Everything runs on OpenVINO, and the answer matches eager's.", style="green")
+        text, summary = "Everything runs on OpenVINO, and the answer matches eager's.", diagnosis["summary"]
+        if summary["eager_ms"] < 0.9 * summary["compiled_ms"]:
+            return Text(f"{text} But eager PyTorch is faster here: this model is too small to gain.", style="yellow")
+        return Text(text, style="green")
     sentences = [] if diagnosis["summary"]["all_on_openvino"] else ["not everything runs on OpenVINO"]
     if diagnosis["comparison"]["verdict"]:
         hint = "" if diagnosis["bisection"] else " (--bisect finds the operators)"

@@ -108,8 +108,8 @@ class PendingResponse:
             headers = {_ID: self._pending.id}
             # HTTP/1.0 has no chunks.
             if old or (self._pending.is_answered and not stream):
-                body = first.body + b"".join([piece.body async for piece in pieces])
-                response = HttpResponse(body, first.status, headers, media_type=first.content_type)
+                whole = await http.joined(first, pieces)
+                response = HttpResponse(whole.body, whole.status, headers, media_type=whole.content_type)
                 await response(scope, receive, send)
                 return
             start = HttpResponse(None, first.status, headers, media_type=first.content_type)
@@ -117,16 +117,11 @@ class PendingResponse:
             await send({"type": "http.response.start", "status": first.status, "headers": raw})
             await send({"type": "http.response.body", "body": first.body, "more_body": True})
             async for piece in pieces:
-                body = piece.body
-                if int(piece.status) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                    # Too late for a status: its worker has ended.
-                    if not stream:
-                        logger.warning("request %s: the response breaks off: %s", self._pending.id, body)
-                        return
-                    facts = json.loads(body)
-                    # In the form of this package's streams, and in OpenAI's.
-                    body = b"data: %b\n\n" % json.dumps({**facts, "error": facts}).encode()
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                if http.breaks_off(piece) and not stream:
+                    # Too late for a status, and no place for a word.
+                    logger.warning("request %s: the response breaks off: %s", self._pending.id, piece.body)
+                    return
+                await send({"type": "http.response.body", "body": http.streamed(piece), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             late.cancel()
