@@ -213,9 +213,21 @@ def kserve(archive: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _command(package: str, command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def serve(archive: Path) -> Iterator[Server]:
+    """Starts `serve` with one worker."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "serve", str(archive), "--port", str(port)]
+    with _command("uvicorn", [*command, "--workers", "1"], "serve") as (process, log):
+        address = f"http://{HOST}:{port}"
+        server = Command(process, f"{address}/predictions/{archive.stem}", log, "hosts.serve.worker")
+        server.wait(f"{address}/ping")
+        yield server
+
+
+@contextlib.contextmanager
+def _command(package: str, command: list[str], extra: str = "") -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     if importlib.util.find_spec(package) is None:
-        raise HostMissingError(f"{package} is not installed: pip install 'torchserve-openvino[{package}]'")
+        raise HostMissingError(f"{package} is not installed: pip install 'torchserve-openvino[{extra or package}]'")
     folder = Path(tempfile.mkdtemp(prefix="tsov-"))
     log = folder / "log"
     with log.open("wb") as output:
@@ -228,4 +240,4 @@ def _command(package: str, command: list[str]) -> Iterator[tuple[subprocess.Pope
         shutil.rmtree(folder, ignore_errors=True)
 
 
-HOSTS = {"torchserve": torchserve, "ray": ray, "kserve": kserve}
+HOSTS = {"torchserve": torchserve, "serve": serve, "ray": ray, "kserve": kserve}

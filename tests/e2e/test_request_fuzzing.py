@@ -14,7 +14,7 @@ from rich.console import Console
 from torchserve_process import ROOT, TorchServeProcess
 
 from request_fuzzing.campaign import Campaign
-from request_fuzzing.hosts import Server, TorchServe
+from request_fuzzing.hosts import HOSTS, Server, TorchServe
 
 _LIMIT_SECONDS, _PEAK_MB = 30.0, 1500.0
 
@@ -49,6 +49,15 @@ def test_hostile_requests_get_4xx_and_their_neighbors_answers(
     campaign.run([subject], 0, requests)
     assert not campaign.failures, log.getvalue()
     assert campaign.requests == requests and campaign.statuses["400"] > 0
+
+
+def test_hostile_requests_to_serve() -> None:
+    pytest.importorskip("uvicorn", reason="needs the extra serve")
+    log = io.StringIO()
+    campaign = Campaign(2, "serve", HOSTS["serve"], _LIMIT_SECONDS, _PEAK_MB, 0.0, Console(file=log, width=200))
+    campaign.run(["tensor"], 0, 60)
+    assert not campaign.failures, log.getvalue()
+    assert campaign.requests == 60 and campaign.statuses["400"] > 0
 
 
 def test_the_command_says_what_is_wrong_with_its_options() -> None:
