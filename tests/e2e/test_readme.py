@@ -233,6 +233,8 @@ def test_package_precompiled_and_tend_the_cache(tmp_path) -> None:
     copy_example(tmp_path)
     assert "compiled for this CPU" in run(command("torchserve-openvino package --model-name net "), tmp_path)
     assert "starts warm here" in run(command("torchserve-openvino package --check"), tmp_path)
+    (tmp_path / "my_handler.py").write_text("")
+    (tmp_path / "sample.json").write_text("{}")
     assert "mine.mar" in run(command("torchserve-openvino package --model-name mine "), tmp_path)
     own = {"OPENVINO_TORCH_CACHE_DIR": str(tmp_path / "cache")}
     code = "import torch, torchserve_openvino as tov; m = torch.nn.Linear(4, 2).eval(); x = torch.ones(1, 4)\n"

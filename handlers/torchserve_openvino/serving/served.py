@@ -236,7 +236,7 @@ class ServedModel:
         if self.facts is None:
             facts = probe_first_rows(self._eager, (tuple(args), kwargs))
             if not facts.joins:
-                if refusal(self._eager, (tuple(args), kwargs)):
+                if facts.raised and refusal(self._eager, (tuple(args), kwargs)):
                     # A call that eager PyTorch rejects says nothing of others.
                     return None
                 logger.info("Batches run at their own size: %s", facts.reason)

@@ -24,10 +24,11 @@ Axes = dict[str, tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Whether the items of a batch are independent of each other; if not, why."""
+    """Whether the items of a batch are independent of each other; if not, why, and whether eager PyTorch raised."""
 
     joins: bool
     reason: str = ""
+    raised: bool = False
 
 
 def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowFacts:
@@ -51,7 +52,8 @@ def probe_rows(model: Callable[..., Any], first: Inputs, second: Inputs) -> RowF
         together = _run(model, both)
     except Exception as error:
         # Whatever it raises, the model does not accept both a batch of one and a batch of two.
-        return RowFacts(False, f"eager PyTorch failed on one or on two items: {str(error).strip().splitlines()[:1]}")
+        reason = f"eager PyTorch failed on one or on two items: {str(error).strip().splitlines()[:1]}"
+        return RowFacts(False, reason, raised=True)
     if not together:
         return RowFacts(False, "the model returns no tensor")
     for index, values in enumerate(zip(together, *alone, strict=False)):
