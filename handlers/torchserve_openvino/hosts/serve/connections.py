@@ -3,6 +3,7 @@
 import asyncio
 import json
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 import httptools
@@ -13,6 +14,8 @@ MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 200
 # Requests of a connection that wait for the response to an earlier one.
 MOST_PIPELINED = 16
+# Bytes that are read before a head is there. They come in pieces of 256 KiB, and the first may have the end of a body.
+_MOST_READ_BYTES = 8 * MOST_HEAD_BYTES
 # Seconds in which a head has to arrive, from the start of the connection or its first byte on.
 HEAD_SECONDS = 30.0
 # Seconds in which the rest of a body has to arrive whose request was refused already.
@@ -46,8 +49,8 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._running: RequestResponseCycle | None = None
-        self._reads_head = True
-        self._head_bytes = self._messages = 0
+        # Whether a head is due or comes, and how much was read since.
+        self._reads_head, self._read_bytes = True, 0
         # The head of a request that asks for another protocol, without that.
         self._plain_head: bytes | None = None
         self._is_refused = False
@@ -88,7 +91,6 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
-        within, messages = self._reads_head, self._messages
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -96,47 +98,23 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(error)
         else:
-            # A long value has no callback before its end.
-            if within and self._reads_head and self._messages == messages:
-                self._head_bytes += len(data)
-                if self._head_bytes > 2 * MOST_HEAD_BYTES:
+            if self._reads_head:
+                self._read_bytes += len(data)
+                if self._read_bytes > _MOST_READ_BYTES or len(self.headers or ()) > MOST_HEADERS:
                     self._refuse(_HeadTooLargeError())
-                    return
-            # Empty lines between requests are no request.
-            waits = not self._is_busy and not self.transport.is_closing()
-            if waits and self._deadline is None and self.timeout_keep_alive_task is None:
-                self._set_deadline(HEAD_SECONDS)
+                elif self._deadline is None and not self._is_busy and not self.transport.is_closing():
+                    # Empty lines are no request.
+                    self._set_deadline(HEAD_SECONDS)
 
     # --- the parser's callbacks ---------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """Begins a request."""
-        super().on_message_begin()
-        self._messages += 1
-        self._reads_head, self._head_bytes = True, 0
-        self._set_deadline(HEAD_SECONDS)
-
-    def on_url(self, url: bytes) -> None:
-        """Takes a part of the URL."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header."""
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-        if len(self.headers) > MOST_HEADERS:
-            raise _HeadTooLargeError
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MOST_HEAD_BYTES:
-            raise _HeadTooLargeError
 
     def on_headers_complete(self) -> None:
         """Starts the request."""
         self._reads_head = False
         self._clear_deadline()
+        size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
+        if size > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
+            raise _HeadTooLargeError
         if self.parser.should_upgrade():
             self._plain_head = self._head_without_upgrade()
             return
@@ -146,6 +124,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Ends the request's body."""
+        self._reads_head, self._read_bytes = True, 0
         if self._plain_head is not None:
             return
         super().on_message_complete()
