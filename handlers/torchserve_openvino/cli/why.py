@@ -78,7 +78,7 @@ def why(
     if log.loading is not None:
         console.print(f"{model} {log.loading.text}")
         console.print(f"logged at {log.loading.time} in {log.loading.file}")
-    elif log.cause is None and not _is_unknown_model(state["server"]):
+    elif log.cause is None and " has no model " not in state["server"]:
         _without_a_cause(model, state["workers"], folder)
     if log.cause is not None:
         _print_cause(console, log.cause, "an earlier start failed: " if log.loading is not None else "cause: ")
@@ -139,7 +139,7 @@ def ready(
             late = time.monotonic() - start > timeout or time.monotonic() - known > _SECONDS_FOR_A_SERVER
             refused = log.cause is not None and log.cause.time >= began and log.cause.refused
             # No wait changes that.
-            refused = refused or problem.endswith(OTHER_HANDLER)
+            refused = refused or OTHER_HANDLER in problem
             if refused or late:
                 if log.cause is not None:
                     _print_cause(stdout(), log.cause, "cause: ")
@@ -152,10 +152,6 @@ def ready(
 def _is_unknown(problem: str) -> bool:
     """Returns True if no server answers, or it does not know the model: one that starts does soon."""
     return problem.startswith("no server answers") or ": 404: " in problem or "serves no model" in problem
-
-
-def _is_unknown_model(problem: str) -> bool:
-    return " has no model " in problem
 
 
 def _without_a_cause(model: str, workers: Mapping[str, str], folder: Path) -> NoReturn:

@@ -136,8 +136,7 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
 def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
     """Yields what a worker takes, but serves without this package or without weights."""
     name = str(model.get("handler", "")).partition(":")[0]
-    tree = parse_source(folder / name) if name.endswith(".py") else ast.parse("")
-    if isinstance(tree, ast.Module) and not _uses_this_package(folder, tree, set()):
+    if not _uses_this_package(folder, name):
         yield (
             f"the handler {name or 'none'} is not one of this package's: TorchServe runs the model in eager PyTorch, "
             'and `serve` refuses it. Package it with --handler "$(torchserve-openvino handler-path tensor)"; a '
@@ -153,20 +152,22 @@ def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> I
         yield "it has no weights (--serialized-file): the model is served with those that its class sets, maybe random"
 
 
-def _uses_this_package(folder: Path, tree: ast.Module, seen: set[str]) -> bool:
-    """Returns True if a file imports this package, or a file of the archive that does."""
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-        for name in names:
-            if name.partition(".")[0] == "torchserve_openvino":
+def _uses_this_package(folder: Path, handler: str) -> bool:
+    """Returns True if a handler, or a file of the archive that it imports, imports this package."""
+    waiting = [handler] if handler.endswith(".py") else []
+    for name in waiting:
+        tree = parse_source(folder / name)
+        if isinstance(tree, str):
+            # Of a handler that can't be read, `_handler` says so.
+            if name == handler:
                 return True
-            inside = _file_in(folder, name)
-            if inside is not None and inside not in seen:
-                seen.add(inside)
-                other = parse_source(folder / inside)
-                if isinstance(other, ast.Module) and _uses_this_package(folder, other, seen):
-                    return True
+            continue
+        for module in (module for node in ast.walk(tree) for module in _modules(node)):
+            if module.partition(".")[0] == "torchserve_openvino":
+                return True
+            inside = _file_in(folder, module)
+            if inside is not None and inside not in waiting:
+                waiting.append(inside)
     return False
 
 
@@ -365,7 +366,7 @@ def missing_imports(folder: Path, starts: Iterable[str]) -> Iterator[str]:
                     )
 
 
-def _modules(node: ast.stmt) -> list[str]:
+def _modules(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []

@@ -140,7 +140,7 @@ class LostFrame:
     where: str
     reason: str
     is_break: bool
-    forget: Callable[[], Any] = field(default=lambda: None, compare=False)
+    forget: Callable[[], Any] = field(compare=False)
 
 
 class FrameObserver(Protocol):

@@ -7,12 +7,17 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from torchserve_openvino.cli.reports.source import OtherHandlerError, ReportNotFoundError, fetch, workers_of
+from torchserve_openvino.cli.reports.source import (
+    OtherHandlerError,
+    ReportNotFoundError,
+    entries_of,
+    fetch,
+    workers_in,
+)
 from torchserve_openvino.serving.requests.messages import HEALTH_HEADER
 
-# The end of the reason why a model is never ready.
-OTHER_HANDLER = "and does not tell of its health"
-_OTHER_HANDLER = f"its handler is not one of this package's, {OTHER_HANDLER}"
+# The reason why a model is never ready.
+OTHER_HANDLER = "its handler is not one of this package's, and does not tell of its health"
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -92,9 +97,9 @@ def _name(entry: Any) -> str:
 
 
 def _problem(client: httpx.Client, server: ServerAddress, model: str, seconds: float) -> str:
-    states = _worker_states(server, model, seconds)
+    states, step = _workers(server, model, seconds)
     if states and "READY" not in states:
-        return f"no worker is READY: {_step(client, server, model) or 'it loads, or has ended'}"
+        return f"no worker is READY: {step or 'it loads, or has ended'}"
     headers = {HEALTH_HEADER: "1", "content-type": "application/json"}
     if server.inference_token:
         headers["Authorization"] = f"Bearer {server.inference_token}"
@@ -111,17 +116,8 @@ def _problem(client: httpx.Client, server: ServerAddress, model: str, seconds: f
     problem = _verdict(answer)
     if problem.startswith("5") and _has_other_handler(server, model, seconds):
         # What it raised is about the probe, which was not for it.
-        return _OTHER_HANDLER
+        return OTHER_HANDLER
     return problem
-
-
-def _step(client: httpx.Client, server: ServerAddress, model: str) -> str:
-    """Returns what a model that loads does, as `serve` describes it; empty elsewhere."""
-    try:
-        entries = client.get(f"{server.url}/models/{quote(model)}").json()
-        return str(entries[0].get("step") or "")
-    except (httpx.HTTPError, ValueError, LookupError, AttributeError):
-        return ""
 
 
 def _has_other_handler(server: ServerAddress, model: str, seconds: float) -> bool:
@@ -134,15 +130,16 @@ def _has_other_handler(server: ServerAddress, model: str, seconds: float) -> boo
     return False
 
 
-def _worker_states(server: ServerAddress, model: str, seconds: float) -> set[str]:
-    """Returns the states of a model's workers; none where no management API shows them."""
+def _workers(server: ServerAddress, model: str, seconds: float) -> tuple[set[str], str]:
+    """Returns the states of a model's workers, none where no management API shows them, and what `serve` loads now."""
     for address in dict.fromkeys((server.url, server.management)):
         try:
-            if states := workers_of(model, management=address, token=server.token, timeout=min(seconds, 5.0)):
-                return set(states.values())
+            entries = entries_of(model, management=address, token=server.token, timeout=min(seconds, 5.0))
         except ReportNotFoundError:
             continue
-    return set()
+        if states := {str(worker.get("status")) for worker in workers_in(entries)}:
+            return states, str(entries[0].get("step") or "")
+    return set(), ""
 
 
 def _verdict(answer: httpx.Response) -> str:
@@ -156,7 +153,7 @@ def _verdict(answer: httpx.Response) -> str:
     if "healthy" in body or "ready" in body:
         return str(body.get("reason") or "its worker is not healthy")
     if answer.is_success:
-        return _OTHER_HANDLER
+        return OTHER_HANDLER
     if "html" in answer.headers.get("content-type", "") or answer.text.lstrip()[:1] == "<":
         return f"another program answers there ({answer.status_code}, a page)"
     message = str(body.get("message") or body.get("detail") or body.get("error") or answer.text.strip())

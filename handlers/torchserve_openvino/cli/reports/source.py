@@ -1,7 +1,7 @@
 """Gets a compile report from TorchServe's management API or from a file."""
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
     name = _name_in(url)
     why = f"`torchserve-openvino why {name}` says more."
     try:
-        workers = _workers_at(url, name, token, min(timeout, _SECONDS_FOR_A_LIST))
+        workers = workers_in(_entries_at(url, name, token, min(timeout, _SECONDS_FOR_A_LIST)))
     except ReportNotFoundError as error:
         saved = _saved(name)
         if saved is None:
@@ -178,16 +178,30 @@ def workers_of(model: str, *, management: str, token: str | None, timeout: float
     Raises:
         ReportNotFoundError: The server is down, or the model is not registered.
     """
-    workers = _workers_at(f"{management.rstrip('/')}/models/{quote(model)}", model, token, timeout)
+    workers = workers_in(entries_of(model, management=management, token=token, timeout=timeout))
     return {str(worker.get("id")): str(worker.get("status")) for worker in workers}
 
 
-def _workers_at(url: str, name: str, token: str | None, timeout: float) -> list[Mapping[str, Any]]:
+def entries_of(model: str, *, management: str, token: str | None, timeout: float) -> Sequence[Mapping[str, Any]]:
+    """Returns what the management API says of each version of a model, without its report.
+
+    Raises:
+        ReportNotFoundError: The server is down, or the model is not registered.
+    """
+    return _entries_at(f"{management.rstrip('/')}/models/{quote(model)}", model, token, timeout)
+
+
+def workers_in(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the workers of all versions."""
+    return [worker for entry in entries for worker in _entries(entry.get("workers") or [])]
+
+
+def _entries_at(url: str, name: str, token: str | None, timeout: float) -> Sequence[Mapping[str, Any]]:
     # Not customized: the handler's own part needs a READY worker.
     response = _get(url, token, timeout, customized=False)
     if response.status_code != httpx.codes.OK:
         raise ReportNotFoundError(_why(response, name, token, timeout))
-    return [worker for entry in _entries(_json(response, url)) for worker in _entries(entry.get("workers") or [])]
+    return _entries(_json(response, url))
 
 
 def _json(response: httpx.Response, url: str) -> Any:
@@ -244,7 +258,7 @@ def _served(host: str, token: str | None, timeout: float) -> list[str]:
         return []
 
 
-def _entries(answer: Any) -> Iterable[Mapping[str, Any]]:
+def _entries(answer: Any) -> Sequence[Mapping[str, Any]]:
     entries = answer if isinstance(answer, list) else [answer]
     return [entry for entry in entries if isinstance(entry, Mapping)]
 

@@ -135,11 +135,7 @@ def read_logs(folder: Path, model: str) -> LogState:
 
 def failed_load(folder: Path) -> str:
     """Returns TorchServe's last line on an archive that it did not load; empty if there is none."""
-    try:
-        text = (folder / "ts_log.log").read_text(encoding="utf-8", errors="replace")[-_READ_BYTES:]
-    except FileNotFoundError:
-        return ""
-    lines = _FAILED_LOAD.findall(text)
+    lines = _FAILED_LOAD.findall(_end_of(folder / "ts_log.log"))
     return str(lines[-1]) if lines else ""
 
 
@@ -152,15 +148,19 @@ def _last_cause(groups: Iterable[list[Cause]]) -> Cause | None:
     return None
 
 
-def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str, str, str]]:
-    """Yields the time, text and file of each line that belongs to a worker of this model."""
+def _end_of(path: Path) -> str:
+    """Returns the end of a log; empty where there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _READ_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
+            return file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
-        return
-    lines = text.splitlines()
+        return ""
+
+
+def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str, str, str]]:
+    """Yields the time, text and file of each line that belongs to a worker of this model."""
+    lines = _end_of(path).splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if (match := form.match(line)) and match["model"] == model:
             # What Java raised stands below the line.

@@ -209,8 +209,8 @@ async def _until_ended(registry: Registry, ended: asyncio.Event, url: str, repor
         starting.result()
         models = [model.label for model in registry]
         names = registry.names
-        place = f"{url}/predictions/{names[0] if len(names) == 1 else 'NAME'}"
-        report("ready", f"READY: {', '.join(models)} on {place}", {"url": url, "models": models})
+        address = f"{url}/predictions/{names[0] if len(names) == 1 else 'NAME'}"
+        report("ready", f"READY: {', '.join(models)} on {address}", {"url": url, "models": models})
         await stopping
     else:
         starting.cancel()

@@ -197,9 +197,9 @@ def _closed(
     Raises:
         ItemError: It can't be sent.
     """
-    check_length(sum(item.least_bytes() for item in _each(answers) if isinstance(item, SelfWritten)), most_bytes)
-    body = envelope.close(content, list(map(shown, answers)), request)
     single = _each(answers)
+    check_length(sum(item.least_bytes() for item in single if isinstance(item, SelfWritten)), most_bytes)
+    body = envelope.close(content, list(map(shown, answers)), request)
     if envelope.kind == "kservev2" and all(isinstance(answer, ItemError) for answer in single):
-        body = {"error": str(single[0]), **body}
+        body = {"error": shortened(str(single[0])), **body}
     return sendable(body, most_bytes)

@@ -1,6 +1,7 @@
 """A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
 
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ class PieceSocket:
 
     def sendall(self, message: bytes) -> None:
         """Sends each piece of a message to its request."""
-        data, places = _Fields(bytes(message)), dict[str, int]()
+        data, counts = _Fields(bytes(message)), Counter[str]()
         # Status and text of the whole message.
         data.number(), data.text()
         while (size := data.number()) >= 0:
@@ -80,9 +81,10 @@ class PieceSocket:
             body = data.take(data.number())
             # Clients may give several requests one id.
             same = [request for request in self._requests if request.id == name]
-            place = places[name] = places.get(name, -1) + 1
             if same:
-                same[min(place, len(same) - 1)].send(Response(body, content_type or _piece_type(body), status))
+                request = same[min(counts[name], len(same) - 1)]
+                request.send(Response(body, content_type or _piece_type(body), status))
+            counts[name] += 1
 
 
 def _piece_type(body: bytes) -> str:
