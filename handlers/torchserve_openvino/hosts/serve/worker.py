@@ -9,16 +9,17 @@ front process closes its side.
 import asyncio
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
 from torchserve_openvino.files.json_text import JsonError
@@ -78,6 +79,35 @@ class _Metrics:
         return [(kind, name, value, dict(labels)) for (kind, name, *labels), value in values.items()]
 
 
+class _MainThread(Executor):
+    """Runs calls in the thread that loaded the model.
+
+    A second thread would keep memory of its own (glibc has an arena for each), and threads of its own for PyTorch's
+    operators: OpenMP has a pool for each thread that starts parallel work.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Has a function called, from any thread."""
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def run(self) -> NoReturn:
+        """Runs what is submitted, in the thread that calls this."""
+        while True:
+            future, call = self._calls.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+            # What a call got and gave does not wait for the next one.
+            del future, call
+
+
 class WorkerConnection:
     """Answers the messages of one connection.
 
@@ -93,8 +123,8 @@ class WorkerConnection:
         self._folder, self._workers = folder, workers
         self._writing = threading.Lock()
         self._metrics = _Metrics()
-        # A handler takes one call at a time, always in the same thread.
-        self._thread = ThreadPoolExecutor(1, "answers")
+        # A handler takes one call at a time.
+        self._main = _MainThread()
         self._gone: dict[int, set[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._service: ArchiveService | None = None
@@ -129,8 +159,24 @@ class WorkerConnection:
         self.send({"kind": "ready", "awaits": self._service.awaits})
         return True
 
-    async def run(self) -> None:
-        """Answers until the front process closes the connection."""
+    def run(self) -> NoReturn:
+        """Answers in this thread, until the front process closes the connection and another one ends the process."""
+        threading.Thread(target=self._read_to_the_end, name="connection", daemon=True).start()
+        self._main.run()
+
+    def _read_to_the_end(self) -> NoReturn:
+        code = 1
+        try:
+            asyncio.run(self._read())
+            code = 0
+        except Exception:
+            logger.exception("the connection to the front process failed")
+        finally:
+            # A call that hangs, and a thread of native code, must not keep this process: nobody waits for it any more.
+            logging.shutdown()
+            os._exit(code)
+
+    async def _read(self) -> None:
         reader, _writer = await asyncio.open_connection(sock=self._commands)
         background(self._metrics_from_time_to_time(), self._tasks)
         while (frame := await read_frame(reader, trusted=True)) is not None:
@@ -150,7 +196,7 @@ class WorkerConnection:
     async def _describe(self, number: int) -> None:
         assert self._service is not None
         try:
-            report = await asyncio.get_running_loop().run_in_executor(self._thread, self._service.describe)
+            report = await asyncio.get_running_loop().run_in_executor(self._main, self._service.describe)
         except Exception as error:
             logger.exception("the report failed")
             report = {"error": f"{type(error).__name__}: {error}"}
@@ -184,7 +230,7 @@ class WorkerConnection:
             answers.append((index, await service.answer_alone(request)))
         elif requests:
             answer = partial(service.answer, list(requests.values()))
-            responses = await asyncio.get_running_loop().run_in_executor(self._thread, answer)
+            responses = await asyncio.get_running_loop().run_in_executor(self._main, answer)
             answers += zip(requests, responses, strict=True)
         del self._gone[number]
         # One message: each costs the front process as much as reading a request.
@@ -220,10 +266,7 @@ def main() -> None:
     worker = WorkerConnection(commands, connection, Path(sys.argv[1]), int(sys.argv[2]))
     if not worker.load():
         sys.exit(1)
-    asyncio.run(worker.run())
-    # A call that hangs, and a thread of native code, must not keep this process: nobody waits for it any more.
-    logging.shutdown()
-    os._exit(0)
+    worker.run()
 
 
 if __name__ == "__main__":
