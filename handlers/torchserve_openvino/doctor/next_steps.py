@@ -24,6 +24,7 @@ from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, ma
 from torchserve_openvino.doctor.mapping.writer import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.target import SampleCall, Target
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import op_name, overloads
 from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.ops.mappings import registered
@@ -149,7 +150,7 @@ class Helper:
             with torch.inference_mode(), compiled.poisoned():
                 got, expected = compiled(*args, **kwargs), sample.op(*args, **kwargs)
         except Exception as error:
-            return f"it fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+            return f"it fails: {class_and_line(error)}"
         summary = compiled.report.summary
         if summary.coverage < 1.0 or summary.fallbacks:
             return "; ".join(f"{fallback.op}: {fallback.reason}" for fallback in compiled.report.fallbacks)

@@ -14,6 +14,7 @@ from torchserve_openvino.cache.storage.directory import open_root
 from torchserve_openvino.cache.storage.remote import is_remote
 from torchserve_openvino.config import ConfigErrors, ServingConfig, load_serving_config
 from torchserve_openvino.config.fields import is_handler_file
+from torchserve_openvino.config.sections.handler import WeightsSection
 from torchserve_openvino.errors import CacheDirectoryError, ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weights import format_of
 from torchserve_openvino.packaging.archive import extract
@@ -142,9 +143,14 @@ def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> I
             'and `serve` refuses it. Package it with --handler "$(torchserve-openvino handler-path tensor)"; a '
             "handler of your own goes under handler.openvino.wrap"
         )
+    weights, section = model.get("serializedFile"), config.openvino.weights
+    if weights:
+        if model.get("modelFile") and not section.model_fields_set and not _loads_by_itself(folder, model, config):
+            yield from _wrapped_names(folder / weights)
+        return
     task = TASKS.get(name.removesuffix(".py"))
-    if task is None or task.loader or config.openvino.wrap is not None or model.get("serializedFile"):
-        # The handler loads the model itself, or there are weights.
+    if task is None or task.loader or config.openvino.wrap is not None:
+        # The handler loads the model itself.
         return
     if not model.get("modelFile"):
         yield "it has neither a model file nor weights (--model-file, --serialized-file)"
@@ -182,7 +188,8 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
         elif len(classes := _classes(tree)) != 1:
             yield f"the model file {not_one_class(code, classes)}"
     if weights:
-        yield from _weights(folder / weights, has_class=bool(code), config=config)
+        own = _loads_by_itself(folder, model, config)
+        yield from _weights(folder / weights, has_class=bool(code), own=own, section=config.openvino.weights)
 
 
 def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
@@ -206,7 +213,25 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
         yield str(error).removesuffix(".")
 
 
-def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[str]:
+def _loads_by_itself(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> bool:
+    """Returns True if an archive's own code may read the weights in its own way."""
+    name = str(model.get("handler", "")).partition(":")[0]
+    tree = parse_source(folder / name) if name.endswith(".py") else ""
+    if config.openvino.wrap is not None or isinstance(tree, str):
+        return True
+    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return not functions.isdisjoint({"initialize", "_load_pickled_model"})
+
+
+def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection) -> Iterator[str]:
+    """Yields what is wrong with a file of weights.
+
+    Args:
+        path: The file.
+        has_class: Whether the model's class is in the archive.
+        own: Whether the archive's own code reads the file.
+        section: Where the file has the weights.
+    """
     from torchserve_openvino.serving.loading.checkpoint import select_state
     from torchserve_openvino.serving.loading.exported_program import check_exported
     from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, read_state
@@ -215,12 +240,14 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
     if not path.is_file():
         yield f"the weights {path.name} are missing"
         return
+    if path.stat().st_size == 0:
+        yield f"the weights {path.name} are empty"
+        return
     try:
         kind = archive_kind(path)
     except ModelLoadError as error:
         yield str(error).removesuffix(".")
         return
-    section = config.openvino.weights
     try:
         if kind == "torchscript":
             check_torchscript(path)
@@ -228,12 +255,27 @@ def _weights(path: Path, *, has_class: bool, config: ServingConfig) -> Iterator[
             yield exported_beside_class(path)
         elif kind == "exported":
             check_exported(path)
-        elif has_class and (section.key is not None or section.strip_prefix is not None):
-            select_state(read_state(path), section, path.name)
+        elif has_class and (section.model_fields_set or not (own or kind == "torchscript")):
+            select_state(read_state(path, mapped=True), section, path.name)
     except ModelLoadError as error:
         yield str(error).removesuffix(".")
-    if kind == "state_dict" and path.stat().st_size == 0:
-        yield f"the weights {path.name} are empty"
+
+
+def _wrapped_names(path: Path) -> Iterator[str]:
+    """Yields a sentence if the names of weights have a prefix that the model's own hardly have."""
+    from torchserve_openvino.serving.loading.checkpoint import wrapper_prefix
+    from torchserve_openvino.serving.loading.files import read_state
+
+    try:
+        prefix = wrapper_prefix(read_state(path, mapped=True))
+    except (ModelLoadError, OSError):
+        # A problem, which `_weights` reports.
+        return
+    if prefix is not None:
+        yield (
+            f"all names in {path.name} begin with {prefix!r}, which DataParallel and torch.compile add: unless the "
+            f'model\'s own do, set handler.openvino.weights: {{strip_prefix: "{prefix}"}}'
+        )
 
 
 def _named(folder: Path, config: ServingConfig) -> Iterator[str]:

@@ -108,7 +108,8 @@ class ItemHandler(TaskHandler):
     def _through(self, items: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Decodes items, and asks for those that can be decoded."""
         start = time.perf_counter()
-        answers = self._decoders.run([partial(self._decoded, item) for item in items])
+        decoders = self._threads if self.decodes_in_parallel else ParallelCalls()
+        answers = decoders.run([partial(self._decoded, item) for item in items])
         # The items that are not refused, by their position: twice, since some are refused beside others only.
         steps = (ask,) if type(self).together is ItemHandler.together else (self._together, ask)
         for step in steps:
@@ -123,10 +124,10 @@ class ItemHandler(TaskHandler):
         return isolated(partial(self._own_code.watch, partial(self.decode, item)))
 
     @cached_property
-    def _decoders(self) -> ParallelCalls:
-        """The threads for decoding: as many as OpenVINO has if items are decoded in parallel, else one."""
+    def _threads(self) -> ParallelCalls:
+        """The threads for what items need beside the model: as many as OpenVINO has."""
         threads = self._openvino.report.tracker.config.get("threads", {}).get("openvino_threads")
-        return ParallelCalls((threads or 1) if self.decodes_in_parallel else 1)
+        return ParallelCalls(threads or 1)
 
     def _together(self, values: list[Any]) -> list[Any]:
         """Runs `together`; after a failure for each item by itself, so that one cannot fail the others."""

@@ -14,7 +14,7 @@ from typing import Any
 from torchserve_openvino.bench.bodies import Body, content_type
 from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
-from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.errors import ConfigError, first_line
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json
 from torchserve_openvino.serving.threads import usable_cores
@@ -266,7 +266,7 @@ class _Trials:
                 try:
                     return {"trial": asdict(measure(archive))}
                 except TorchServeError as error:
-                    reason = f"its server died twice: {str(error).splitlines()[0]}"
+                    reason = f"its server died twice: {first_line(error)}"
                 except RejectedError as error:
                     # JSON has no infinity.
                     excess = {"excess": error.excess} if math.isfinite(error.excess) else {}

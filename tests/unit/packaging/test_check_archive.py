@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.config.openvino import precisions
+from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.packaging.archive import run_archiver
 from torchserve_openvino.packaging.check import missing_imports
+from torchserve_openvino.serving.loading.files import read_state
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
 MINE = "from torchserve_openvino.tasks.tensor import TensorHandler\nclass Mine(TensorHandler):\n    pass\n"
@@ -34,6 +36,10 @@ def made(tmp_path: Path):
         path = tmp_path / "w.pt"
         if isinstance(weights, torch.jit.ScriptModule):
             weights.save(str(path))
+        elif isinstance(weights, bytes):
+            path.write_bytes(weights)
+        elif weights is not None:
+            torch.save(weights, path)
         else:
             torch.save(torch.nn.Linear(4, 3).state_dict(), path)
         options = {"--model-file": "model.py", "--serialized-file": "w.pt", "--handler": "mine.py"}
@@ -151,6 +157,37 @@ def test_torchscript_is_checked_before_it_is_loaded(made) -> None:
 def test_the_key_of_a_checkpoint_is_checked(made) -> None:
     section = "handler: {openvino: {weights: {key: model_ema}}}\n"
     assert "no state_dict under 'model_ema'" in run("check", made(config=section), code=1)
+
+
+def test_weights_that_only_a_pickle_can_read_are_refused(made) -> None:
+    text = run("check", made(weights=torch.nn.Linear(4, 3)), code=1)
+    assert "w.pt cannot be loaded with weights_only=True" in text and "save model.state_dict()" in text
+
+
+@pytest.mark.parametrize("weights", [b"", b"\x80\x02no pickle", b"PK\x03\x04 no zip"], ids=["empty", "pickle", "zip"])
+def test_damaged_weights_are_refused(made, weights: bytes) -> None:
+    assert "w.pt" in run("check", made(weights=weights), code=1)
+
+
+def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(ModelLoadError, match=r"w\.safetensors is damaged, or no safetensors file"):
+        read_state(path)
+
+
+def test_a_handler_of_the_users_own_may_read_any_weights(made) -> None:
+    own = MINE.replace("pass", "def initialize(self, context):\n        self.model = None")
+    assert "valid" in run("check", made(handler=own, weights=b"my own format"), code=0)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_names_that_a_wrapper_made_are_no_error_but_said(made, prefix: str) -> None:
+    weights = {f"{prefix}{name}": value for name, value in torch.nn.Linear(4, 3).state_dict().items()}
+    assert f'{{strip_prefix: "{prefix}"}}' in run("check", made(weights=weights), code=0)
+    named = f'handler: {{openvino: {{weights: {{strip_prefix: "{prefix}"}}}}}}\n'
+    assert "begin with" not in run("check", made(weights=weights, config=named), code=0)
+    assert "begin with" not in run("check", made(), code=0)
 
 
 def test_package_checks_first(made, tmp_path: Path) -> None:

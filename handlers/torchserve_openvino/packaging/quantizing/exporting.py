@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.errors import PackagingError
+from torchserve_openvino.errors import PackagingError, class_and_line
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.packaging.quantizing.samples import CalibrationSample, distinct_shapes
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -53,9 +53,8 @@ def exported(model: nn.Module, samples: Sequence[CalibrationSample]) -> tuple[to
                 model, *inputs, dynamic_shapes={**dict(zip(names, args, strict=True)), **kwargs}, strict=False
             )
     except Exception as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise PackagingError(
-            f"torch.export can't express the model, so it can't be quantized: {type(error).__name__}: {line}"
+            f"torch.export can't express the model, so it can't be quantized: {class_and_line(error)}"
         ) from error
     return program, inputs
 

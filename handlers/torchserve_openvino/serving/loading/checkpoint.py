@@ -13,6 +13,8 @@ KEY = "handler.openvino.weights"
 _DEPTH = 3
 _DICTIONARIES = 100
 _SHOWN = 5
+# Of DataParallel and DistributedDataParallel; of torch.compile.
+_WRAPPERS = ("module.", "_orig_mod.")
 
 
 def select_state(stored: Any, section: WeightsSection, file: str) -> Any:
@@ -63,6 +65,13 @@ def advice(stored: Any, own: Mapping[str, Any]) -> str | None:
         return None
     which = " or ".join(choices[:_SHOWN])
     return f"The file holds weights that fit: set {KEY}: {which} in the YAML."
+
+
+def wrapper_prefix(stored: Any) -> str | None:
+    """Returns what a wrapper of PyTorch has put before each name in a state_dict; None if no such thing is there."""
+    if not isinstance(stored, Mapping) or not stored:
+        return None
+    return next((prefix for prefix in _WRAPPERS if all(str(name).startswith(prefix) for name in stored)), None)
 
 
 def _at(stored: Any, key: str, file: str) -> Any:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from torchserve_openvino.cache.storage.directory import foreign
 from torchserve_openvino.config.sections.handler import WeightsSection
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, class_and_line
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.zip_bounds import why_unbounded
@@ -222,11 +223,15 @@ def _misfit(model: nn.Module, state: Any, error: Exception) -> str:
     return f"{_some('missing', missing)}{_some('unexpected', unexpected)}"
 
 
-def read_state(path: Path) -> Any:
+def read_state(path: Path, *, mapped: bool = False) -> Any:
     """Returns what a file of weights holds.
 
+    Args:
+        path: The file.
+        mapped: Whether tensors are mapped from the file, where its format allows, instead of read into memory.
+
     Raises:
-        ModelLoadError: It is a torch.export program, or holds something else than tensors and plain values.
+        ModelLoadError: It is a torch.export program, damaged, or holds something else than tensors and plain values.
     """
     kind = archive_kind(path)
     if kind == "exported":
@@ -234,13 +239,15 @@ def read_state(path: Path) -> Any:
     if kind == "torchscript":
         return load_torchscript(path).state_dict()
     if kind == "safetensors":
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ModelLoadError(f"{path.name} is damaged, or no safetensors file: {error}.") from error
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
     except Exception as error:
         raise ModelLoadError(
-            f"{path.name} cannot be loaded with weights_only=True ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}). "
+            f"{path.name} cannot be loaded with weights_only=True ({class_and_line(error)}). "
             "Only tensors are read from it, never pickled code: save model.state_dict(), not the model."
         ) from error
 

@@ -56,7 +56,8 @@ class MaskHead(TextHead):
         """Runs the model on int64 tensors ``[batch, sequence]``; positions are ``[batch, masks]``."""
         assert mask_positions is not None
         (logits,) = super().forward(input_ids, attention_mask, token_type_ids)
-        rows = torch.arange(len(mask_positions), device=mask_positions.device)
+        # As many as there are logits: counted by the positions, they could be some of them, and all would be computed.
+        rows = torch.arange(len(logits), device=logits.device)
         return (logits[rows[:, None], mask_positions],)
 
 

@@ -6,6 +6,7 @@ import io
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -86,6 +87,8 @@ class VisionHandler(HubHandler):
 
     # Pillow releases the GIL while it decodes and resizes.
     decodes_in_parallel = True
+    # Whether `answer` is thread-safe and benefits from threads, as where it computes in the size of the picture.
+    answers_in_parallel = False
     takes = Annotated[str, Field(description="A picture: base64, or a data: URL.")]
     size_key = "handler.openvino.image.max_bytes"
     head: ClassVar[type[VisionHead]] = VisionHead
@@ -232,8 +235,13 @@ class VisionHandler(HubHandler):
         with torch.inference_mode():
             for group in groups:
                 outputs = self.model(**_batch(group))
-                for index, value in enumerate(group):
-                    answers.append(self._answered_one(value, [output[index] for output in outputs]))
+                calls = [
+                    partial(self._answered_one, value, [output[index] for output in outputs])
+                    for index, value in enumerate(group)
+                ]
+                # With several threads, PyTorch splits each operator among them.
+                parallel = self.answers_in_parallel and torch.get_num_threads() == 1
+                answers += self._threads.run(calls) if parallel else [call() for call in calls]
         return answers
 
     def _answered_one(self, value: PreparedPicture, outputs: list[torch.Tensor]) -> Any:

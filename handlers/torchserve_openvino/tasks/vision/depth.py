@@ -50,6 +50,7 @@ class DepthEstimator(VisionHandler):
     """The depth of each pixel of a photo."""
 
     task = "depth_estimator"
+    answers_in_parallel = True
     parameters = DepthParameters
     answers = Depth
     head = DepthHead
