@@ -22,11 +22,11 @@ SHORT, SLOW = 0.4, 2.0
 class Server:
     """A server whose application answers with the body, or late, or without reading it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1000) -> None:
         self.hung_up, self.answered = 0, 0
         config = uvicorn.Config(
             self._app, interface="asgi3", http=connections.Connection, ws="none", lifespan="off",
-            log_level="critical", access_log=False,
+            log_level="critical", access_log=False, limit_concurrency=most,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -239,3 +239,20 @@ def test_all_requests_of_a_connection_end_with_it(server: Server) -> None:
     while not server.hung_up and time.monotonic() < until:
         time.sleep(0.02)
     assert server.hung_up == 1 and server.answered == 0
+
+
+def test_idle_connections_keep_nobody_out() -> None:
+    server = Server(most=4)
+    server.start()
+    try:
+        busy = connect(server, request("/slow", b"busy"))
+        time.sleep(0.1)
+        idle = [connect(server, b"GET / HTT" if half else b"") for half in (True, False)]
+        time.sleep(0.1)
+        for _ in range(5):
+            assert until_end(connect(server, request("/", b"new", CLOSE))).endswith(b"new")
+        # The one that was idle for longest made room; the request that runs did not.
+        assert until_end(idle[0]) == b""
+        assert until_end(busy).endswith(b"busy")
+    finally:
+        server.stop()

@@ -42,6 +42,7 @@ class Connection(HttpToolsProtocol):
     - Times: for a head, for the rest of a refused request's body, and for reading a response.
     - ``Upgrade`` is ignored, as HTTP allows: uvicorn's parser would take the body for another protocol's bytes, or for
       the next request. Java's client sends ``Upgrade: h2c`` with each first request.
+    - Where there are as many connections as there may be, a new one ends that which has been idle for longest.
     - All requests of a connection end with it, not only the latest.
     - What is no HTTP behind a request ends the connection after that request's response.
     """
@@ -54,6 +55,8 @@ class Connection(HttpToolsProtocol):
         # The head of a request that asks for another protocol, without that.
         self._plain_head: bytes | None = None
         self._is_refused = False
+        # When it began to wait for a request, by the loop's clock.
+        self._idle_since = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
 
@@ -62,6 +65,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to wait for a request."""
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        self._make_room()
         self._set_deadline(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,6 +148,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Goes on with the next request."""
         super().on_response_complete()
+        self._idle_since = self.loop.time()
         if not self.transport.is_closing() and not self.pipeline and self.cycle.more_body:
             self._set_deadline(REST_SECONDS)
 
@@ -151,6 +157,18 @@ class Connection(HttpToolsProtocol):
     @property
     def _is_busy(self) -> bool:
         return self._running is not None and not self._running.response_complete
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._reads_head and not self._is_busy and not self.transport.is_closing()
+
+    def _make_room(self) -> None:
+        """Ends the connection that has been idle for longest, if this one is more than there may be."""
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
+            return
+        others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
+        if idle := [other for other in others if other._is_idle]:
+            min(idle, key=lambda other: other._idle_since).transport.abort()
 
     def _set_deadline(self, seconds: float) -> None:
         self._clear_deadline()

@@ -30,7 +30,7 @@ from torchserve_openvino.hosts.serve.routes import Site
 
 logger = logging.getLogger(__name__)
 
-# Connections at a time; more are refused (503) before their bodies are read.
+# Connections at a time. A new one ends one that is idle, or is refused (503) before its body is read.
 _MOST_CONNECTIONS = 1000
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 512
