@@ -9,10 +9,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
-from torchserve_openvino.backend import settings
+from torchserve_openvino.backend import backend_settings
 from torchserve_openvino.backend.capture import builder
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
-from torchserve_openvino.ops.registry import RULES, Rule
+from torchserve_openvino.ops.rule_registry import RULES, Rule
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-7}
 
@@ -119,7 +119,7 @@ def hypot_refused() -> Iterator[None]:
 def replace_rule(patch: pytest.MonkeyPatch, name: str, rule: Rule) -> None:
     """Replaces an operator's rule; models share a decomposition table, which knows the old one."""
     patch.setitem(RULES, name, rule)
-    patch.setattr(settings, "_unmapped_table", settings._unmapped_table.__wrapped__)
+    patch.setattr(backend_settings, "_unmapped_table", backend_settings._unmapped_table.__wrapped__)
 
 
 def stick(monkeypatch: Any) -> None:

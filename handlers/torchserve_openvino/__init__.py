@@ -12,7 +12,7 @@ from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.backend import CompiledModule, compile
-    from torchserve_openvino.hosts.torchserve.handler import OpenVINOHandler
+    from torchserve_openvino.hosts.torchserve.openvino_handler import OpenVINOHandler
     from torchserve_openvino.ops.mappings import forget_mappings, load_mappings, register_op
     from torchserve_openvino.report import CompileReport
 
@@ -35,7 +35,7 @@ _HOMES = {
     "forget_mappings": "torchserve_openvino.ops.mappings",
     "load_mappings": "torchserve_openvino.ops.mappings",
     "register_op": "torchserve_openvino.ops.mappings",
-    "OpenVINOHandler": "torchserve_openvino.hosts.torchserve.handler",
+    "OpenVINOHandler": "torchserve_openvino.hosts.torchserve.openvino_handler",
 }
 
 __getattr__ = attributes_of(__name__, _HOMES)

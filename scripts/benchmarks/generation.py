@@ -182,8 +182,8 @@ def _eager(model: Any, prompts: list[list[int]], tokens: int, threads: int) -> A
 
 def _settings(folder: Path, form: str, threads: int) -> Any:
     from torchserve_openvino.config.sections.generate import GenerateSection
-    from torchserve_openvino.config.sections.handler import VerifySection
-    from torchserve_openvino.generation.text.settings import EngineSettings
+    from torchserve_openvino.config.sections.openvino_section import VerifySection
+    from torchserve_openvino.generation.text.engine_settings import EngineSettings
 
     form, _, guesses = form.partition(" ")
     packed, faster = form == "gptq", form.endswith("+")
@@ -232,8 +232,8 @@ def _bare(stack: ExitStack, exported: Path, form: str, prompts: list[list[int]],
     import openvino as ov
     import openvino_genai as genai
 
+    from torchserve_openvino.generation.text.engine_settings import properties
     from torchserve_openvino.generation.text.making import Making
-    from torchserve_openvino.generation.text.settings import properties
 
     settings = _settings(exported, form, threads)
     scheduler = genai.SchedulerConfig()

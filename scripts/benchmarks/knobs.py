@@ -36,7 +36,7 @@ from torchserve_openvino.serving.threads import usable_cores
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.candidates import ComputeSettings
 from torchserve_openvino.tune.first_stage import FirstStage
-from torchserve_openvino.tune.options import offered
+from torchserve_openvino.tune.offered_options import offered
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import environment_for
 

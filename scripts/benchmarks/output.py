@@ -49,7 +49,7 @@ def write_json(path: Path | None, figures: Mapping[str, Any]) -> None:
     """Writes all figures with the environment they were measured in; does nothing without a path."""
     if path is None:
         return
-    from torchserve_openvino.report.report import environment
+    from torchserve_openvino.report.compile_report import environment
 
     path.write_text(json.dumps({"environment": environment(), **figures}, indent=2, default=str), encoding="utf-8")
     progress.print(f"wrote {path}")

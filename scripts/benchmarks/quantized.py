@@ -47,8 +47,8 @@ def calibration(model: BenchModel, count: int = 32) -> list[CalibrationSample]:
     (name,) = model.kwargs
     if model.name == "EfficientNet-Lite0":
         from benchmarks.servers import photos
-        from torchserve_openvino.config.sections.tasks import ImageSection
-        from torchserve_openvino.tasks.images import to_tensor
+        from torchserve_openvino.config.sections.task_sections import ImageSection
+        from torchserve_openvino.tasks.picture_transforms import to_tensor
 
         tensors = [to_tensor(photo.data, ImageSection())[None] for photo in photos.load()]
         return [CalibrationSample("", ((), {name: tensor})) for tensor in tensors]

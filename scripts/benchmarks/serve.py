@@ -32,7 +32,7 @@ from serve_server import ServeServer
 from server import Ports, TorchServeProcess, group_members
 
 from benchmarks import output
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
 
 KINDS = ("TorchServe", "serve")
 _CLIENTS = 16

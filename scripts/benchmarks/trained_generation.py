@@ -161,9 +161,9 @@ def trained_model(folder: Path) -> tuple[Any, Any]:
 def _engine(stack: ExitStack, folder: Path, name: str, threads: int) -> Any:
     from torchserve_openvino.cache.storage.store import Store
     from torchserve_openvino.config.sections.generate import GenerateSection
-    from torchserve_openvino.config.sections.handler import VerifySection
+    from torchserve_openvino.config.sections.openvino_section import VerifySection
+    from torchserve_openvino.generation.text.engine_settings import EngineSettings
     from torchserve_openvino.generation.text.opening import open_engine
-    from torchserve_openvino.generation.text.settings import EngineSettings
 
     form, _, guesses = name.partition(" ")
     faster = form.endswith("+")

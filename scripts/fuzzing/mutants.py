@@ -145,7 +145,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "shared_output_memory": Mutant(
         "an answer is overwritten by the next call",
-        (("backend.runtime.memory:OutputMemory.new", _same_memory),),
+        (("backend.runtime.output_memory:OutputMemory.new", _same_memory),),
         mode="static",
     ),
     "weights_unwatched": Mutant(

@@ -11,7 +11,7 @@ import torch
 import torchserve_openvino as tov
 from torchserve_openvino.backend.upstream._torch_modes import OperatorCount
 from torchserve_openvino.ops.names import op_name, packets
-from torchserve_openvino.ops.registry import Movement, rules_that
+from torchserve_openvino.ops.rule_registry import Movement, rules_that
 
 # Operators that the backend itself runs on arguments and outputs: memory, copies, checks of integers.
 _OWN = frozenset(rules_that(lambda rule: rule.movement is Movement.REARRANGES)) | packets(

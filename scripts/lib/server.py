@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "handlers"))
 
 from torchserve_openvino.bench.processes import group_members, is_recorded_alive, stop_group, stop_recorded
-from torchserve_openvino.bench.server import Ports, TorchServeError, TorchServeProcess
+from torchserve_openvino.bench.torchserve_process import Ports, TorchServeError, TorchServeProcess
 
 __all__ = [
     "Ports",

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.report import Tracker

@@ -31,7 +31,7 @@ def test_finish_reasons_and_statuses() -> None:
 
 
 def test_a_cache_layer_can_be_made_of_given_tensors() -> None:
-    """What `exporting/export.py` does while torch.export traces."""
+    """What `exporting/exported_language_model.py` does while torch.export traces."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
@@ -49,7 +49,7 @@ def saved_export(folder: Path, **changes: Any) -> Path:
     import openvino as ov
 
     from language_models import tiny
-    from torchserve_openvino.generation.text.exporting.export import export
+    from torchserve_openvino.generation.text.exporting.exported_language_model import export
 
     ov.save_model(export(tiny("llama", **changes)).model, folder / "openvino_model.xml", compress_to_fp16=False)
     return folder
@@ -267,7 +267,7 @@ def test_a_cache_of_another_precision_than_the_computation_is_refused(exported: 
 
 @pytest.mark.slow
 def test_attention_is_paged_without_mask_and_state(exported: Path) -> None:
-    """What `exporting/export.py` tries on a copy."""
+    """What `exporting/exported_language_model.py` tries on a copy."""
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
 

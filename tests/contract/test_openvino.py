@@ -17,7 +17,7 @@ from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_n
 from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
 from torch import nn
 
-from torchserve_openvino.backend.runtime.memory import computed_outputs
+from torchserve_openvino.backend.runtime.output_memory import computed_outputs
 from torchserve_openvino.backend.upstream._openvino_private import ts_to_model
 from torchserve_openvino.ops.openvino_values import exact_quotient
 

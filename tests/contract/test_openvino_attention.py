@@ -10,9 +10,9 @@ import pytest
 from openvino import opset15 as ops
 
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.attention_operands import repeat_attention_operands
 from torchserve_openvino.passes.ov.narrow_masks import keep_masks_finite, round_masks
+from torchserve_openvino.passes.pass_context import PassContext
 
 CORE = ov.Core()
 HAS_BF16 = "BF16" in CORE.get_property("CPU", "OPTIMIZATION_CAPABILITIES")

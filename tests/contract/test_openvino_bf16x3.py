@@ -15,8 +15,8 @@ from torchserve_openvino.backend.runtime.build import kernels_of
 from torchserve_openvino.backend.upstream import _openvino_private as relaxed
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.bf16x3 import multiply_in_bf16x3
+from torchserve_openvino.passes.pass_context import PassContext
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 MATMUL = {"transpose_a": "false", "transpose_b": "true"}

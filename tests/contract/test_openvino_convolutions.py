@@ -6,8 +6,8 @@ import pytest
 import torch
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.convolution_kernels import widen_kernels
+from torchserve_openvino.passes.pass_context import PassContext
 
 CORE = ov.Core()
 

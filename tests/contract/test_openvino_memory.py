@@ -8,8 +8,8 @@ import openvino as ov
 import pytest
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.shared_views import chain_views
+from torchserve_openvino.passes.pass_context import PassContext
 
 X = np.ones((2, 3), np.float32)
 BEYOND = np.array([[3], [0]], np.int64)
@@ -48,7 +48,7 @@ PROGRAM = """
 import numpy as np, openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.passes.ov.shared_views import chain_views
 x, index = ops.parameter([2, 3], ov.Type.f32), ops.parameter([2, 1], ov.Type.i64)
 model = ov.Model([ops.OPERATION], [x, index])
@@ -82,7 +82,7 @@ JOINED = """
 import numpy as np, openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.passes.ov.shared_views import chain_views
 x, b = ops.parameter([2, 4, 5, 5], ov.Type.f32), ops.parameter([2, 4, 5, 5], ov.Type.f32)
 RESULTS

@@ -9,8 +9,8 @@ import pytest
 from openvino import opset15 as ops
 
 from torchserve_openvino.backend.runtime.build import cpu_level
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.rectified_convolutions import clamp_rectified
+from torchserve_openvino.passes.pass_context import PassContext
 
 CORE = ov.Core()
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}

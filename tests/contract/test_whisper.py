@@ -11,8 +11,8 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from speech_models import tokenizer, whisper
+from torchserve_openvino.generation.speech.speech_model import language_names, pipeline_text, prompt_ids
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper
-from torchserve_openvino.generation.speech.transcriber import language_names, pipeline_text, prompt_ids
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from PIL import Image
 from skimage import data
 
 from encoder import encoder
-from torchserve_openvino.config.sections.tasks import ImageSection
-from torchserve_openvino.tasks.images import to_tensor
+from torchserve_openvino.config.sections.task_sections import ImageSection
+from torchserve_openvino.tasks.picture_transforms import to_tensor
 
 MAX_LENGTH, VOCABULARY = 16, 50
 

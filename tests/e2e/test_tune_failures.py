@@ -20,7 +20,7 @@ from tuned_archive import config_with, left_behind, make_archive, processes_with
 
 from torchserve_openvino.bench.bodies import read_folder
 from torchserve_openvino.bench.ports import free_ports
-from torchserve_openvino.bench.server import Ports, TorchServeError, TorchServeProcess
+from torchserve_openvino.bench.torchserve_process import Ports, TorchServeError, TorchServeProcess
 from torchserve_openvino.config.openvino.precisions import unsupported
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.first_stage import FirstStage

@@ -12,11 +12,11 @@ import transformers
 from hub_audio_models import audio_model, encoded, recording
 from hub_models import text_model
 from torchserve_openvino.bench.bodies import read_folder
+from torchserve_openvino.tune.archive_worker import LoadedArchive
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.first_stage import FirstStage
 from torchserve_openvino.tune.settings import Settings
 from torchserve_openvino.tune.trial import environment_for
-from torchserve_openvino.tune.worker import LoadedArchive
 
 CONFIG = "pt2: {compile: {enable: %s, backend: openvino}}\nhandler: {openvino: {%s}}\n"
 TEXTS = ["yes", "the train leaves at noon", "nobody knows why it never came back " * 4]

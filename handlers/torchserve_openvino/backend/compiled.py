@@ -13,8 +13,8 @@ from torchserve_openvino.backend.runners.guarded import Runner
 from torchserve_openvino.backend.upstream._torch_modes import has_hooks
 
 if TYPE_CHECKING:
+    from torchserve_openvino.backend.backend_settings import RunningPartition
     from torchserve_openvino.backend.runtime.execute import FallbackPartition
-    from torchserve_openvino.backend.settings import RunningPartition
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchserve_openvino.backend.backend_settings import BackendSettings, converter_of, cpp_compiler
 from torchserve_openvino.backend.compiled import CompiledModule
 from torchserve_openvino.backend.conversion.mapped_ops import Twin
 from torchserve_openvino.backend.instrumentation import NOT_INSTRUMENTED, Instrumentation
@@ -19,7 +20,6 @@ from torchserve_openvino.backend.runners.first_calls import FirstCalls
 from torchserve_openvino.backend.runners.freezing import FreezingRunner
 from torchserve_openvino.backend.runners.guarded import Runner, TracedModel
 from torchserve_openvino.backend.runtime.crashes.journal import Journal, journal_in
-from torchserve_openvino.backend.settings import BackendSettings, converter_of, cpp_compiler
 from torchserve_openvino.backend.spec import OpenAxes
 from torchserve_openvino.backend.torchscript.lines import UntranslatableError
 from torchserve_openvino.backend.torchscript.python_form import (

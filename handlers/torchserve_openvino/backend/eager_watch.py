@@ -20,7 +20,7 @@ from torch import nn
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.backend.upstream._torch_modes import EagerObserver, is_innermost
-from torchserve_openvino.ops.registry import computes
+from torchserve_openvino.ops.rule_registry import computes
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import openvino as ov
 import torch
 
 from torchserve_openvino.ops.memory_order import layout_of
-from torchserve_openvino.passes.context import Bounds
+from torchserve_openvino.passes.pass_context import Bounds
 
 OV_TYPES: dict[torch.dtype, ov.Type] = {
     torch.float32: ov.Type.f32,

@@ -14,7 +14,7 @@ from torchserve_openvino.cli.console import fail, print_json, stdout
 from torchserve_openvino.errors import ConfigError, FrontendError, ModelLoadError, PackagingError
 
 if TYPE_CHECKING:
-    from torchserve_openvino.packaging.check import Checked
+    from torchserve_openvino.packaging.check_archive import Checked
 
 
 def check(
@@ -52,7 +52,7 @@ def check(
         torchserve-openvino check model-config.yaml --json | jq .settings
     """
     from torchserve_openvino.config import load_serving_config
-    from torchserve_openvino.packaging.check import check_archive, implausible, refused_cache
+    from torchserve_openvino.packaging.check_archive import check_archive, implausible, refused_cache
 
     warnings: list[str] = []
     try:

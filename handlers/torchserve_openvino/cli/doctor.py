@@ -105,7 +105,7 @@ def doctor(
     if as_json:
         print_json(diagnosis.to_dict())
     else:
-        from torchserve_openvino.doctor.rendering.text import print_diagnosis
+        from torchserve_openvino.doctor.rendering.print_diagnosis import print_diagnosis
 
         print_diagnosis(diagnosis.to_dict(), stdout(), cpp=cpp)
     for note in notes:
@@ -115,7 +115,7 @@ def doctor(
 
 
 def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
-    from torchserve_openvino.doctor.bisecting.trial import FAILURES
+    from torchserve_openvino.doctor.bisecting.experiments import FAILURES
     from torchserve_openvino.doctor.diagnose import diagnose
     from torchserve_openvino.doctor.target import load_target
 

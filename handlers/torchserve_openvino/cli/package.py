@@ -18,7 +18,7 @@ from torchserve_openvino.packaging.starter import templates
 from torchserve_openvino.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
-    from torchserve_openvino.packaging.hub import HubModel
+    from torchserve_openvino.packaging.hub_model import HubModel
 
 
 def package(
@@ -270,7 +270,7 @@ def _pretrained(
             raise typer.BadParameter("--task needs --hf; without it, --handler names the task.")
         return None
     _alone("--hf", {"--model-file": model_file, "--serialized-file": weights, "--handler": handler})
-    from torchserve_openvino.packaging.hub import hub_model
+    from torchserve_openvino.packaging.hub_model import hub_model
 
     return hub_model(folder, task)
 

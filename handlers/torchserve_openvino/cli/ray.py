@@ -42,8 +42,8 @@ def _args(archives: list[Path], replicas: int, max_replicas: int | None, cpus: f
     if importlib.util.find_spec("ray") is None:
         fail("Ray is not installed: pip install 'torchserve-openvino[ray]'")
     # Imported here: the other commands do not need Ray.
+    from torchserve_openvino.hosts.model_settings import ModelSettings
     from torchserve_openvino.hosts.ray import AppArgs
-    from torchserve_openvino.hosts.settings import ModelSettings
 
     for archive in archives:
         ModelSettings.of(archive)

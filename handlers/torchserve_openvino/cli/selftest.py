@@ -25,7 +25,7 @@ def selftest(
 
         torchserve-openvino selftest --json
     """
-    from torchserve_openvino.report.report import environment
+    from torchserve_openvino.report.compile_report import environment
     from torchserve_openvino.serving.versions.probes import PROBES, run_probes
     from torchserve_openvino.serving.versions.tested import TESTED, installed, untested
 

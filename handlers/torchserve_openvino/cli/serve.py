@@ -59,8 +59,8 @@ def serve(
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         fail(f"{' and '.join(missing)} are not installed: pip install 'torchserve-openvino[serve]'")
     from torchserve_openvino.config.fields import bytes_of
+    from torchserve_openvino.hosts.model_settings import LOG_FORMAT
     from torchserve_openvino.hosts.serve.server import ServerOptions, run
-    from torchserve_openvino.hosts.settings import LOG_FORMAT
 
     try:
         most = bytes_of(memory) if memory is not None else None

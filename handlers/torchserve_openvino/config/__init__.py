@@ -8,7 +8,7 @@ from torchserve_openvino.lazy import attributes_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.config.pt2 import CompileConfig
-    from torchserve_openvino.config.sections.handler import OpenVINOSection
+    from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
     from torchserve_openvino.config.serving import ServingConfig, load_serving_config
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 # Compiling a model from Python needs no YAML: pydantic and PyYAML are only imported with the names that need them.
 _HOMES = {
     "CompileConfig": "torchserve_openvino.config.pt2",
-    "OpenVINOSection": "torchserve_openvino.config.sections.handler",
+    "OpenVINOSection": "torchserve_openvino.config.sections.openvino_section",
     "ServingConfig": "torchserve_openvino.config.serving",
     "load_serving_config": "torchserve_openvino.config.serving",
 }

@@ -8,7 +8,7 @@ from pydantic import BaseModel, TypeAdapter
 from torchserve_openvino.config import vocabulary
 from torchserve_openvino.config.options import BackendOptions
 from torchserve_openvino.config.pt2 import MODES, CompileConfig
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.config.torchserve_keys import BOOLEANS, INTEGERS, SECTIONS, WORDS
 
 Schema = dict[str, Any]

@@ -14,7 +14,7 @@ from torchserve_openvino.config.openvino.properties import DEVICE_PROPERTIES, EX
 from torchserve_openvino.config.options import ResolvedOptions, json_safe, pick_catalog, resolve_into
 from torchserve_openvino.config.problems import KeyPath, Problems, dotted
 from torchserve_openvino.config.pt2 import CompileConfig, compile_path, options_path, parse_pt2
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest, shown
 from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
 from torchserve_openvino.config.yaml_source import Source, read_yaml

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from torchserve_openvino.backend.runtime.compare import largest_difference, output_tensors
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.describe import described, json_number
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, GraphPicture, OpRow, Refused
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure

@@ -10,9 +10,9 @@ import torch
 import yaml
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.runtime.compare import difference
-from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.backend.upstream._torch_private import python_implementation
 from torchserve_openvino.config import ResolvedOptions
@@ -20,8 +20,8 @@ from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
 from torchserve_openvino.doctor.mapping.formula import formula_for
+from torchserve_openvino.doctor.mapping.mapping_writer import names, trace_op
 from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
-from torchserve_openvino.doctor.mapping.writer import names, trace_op
 from torchserve_openvino.doctor.rewrites import step_for_values
 from torchserve_openvino.doctor.target import SampleCall, Target
 from torchserve_openvino.errors import class_and_line

@@ -14,14 +14,14 @@ import torch
 import yaml
 
 from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
-from torchserve_openvino.config.sections.handler import VerifySection, WarmupInput
+from torchserve_openvino.config.sections.openvino_section import VerifySection, WarmupInput
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.ops.mappings import load_mappings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving import precision
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST
 from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.loading.files import ProgramModule, archive_kind, read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings

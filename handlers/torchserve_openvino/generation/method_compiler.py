@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from torchserve_openvino.serving.context import MethodCompiler, PreparedMethod, WorkerContext
 from torchserve_openvino.serving.observation.methods import MethodGraph
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.worker_context import MethodCompiler, PreparedMethod, WorkerContext
 
 # By name, since transformers need not be installed.
 _GENERATES = ("transformers.generation.utils", "GenerationMixin")

@@ -15,18 +15,18 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import Source, read_yaml
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.loading.archive import MANIFEST, named_files
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST, named_files
 from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.json_body import parse_json
 from torchserve_openvino.serving.requests.messages import MOST_JOINING, Request, Response
 from torchserve_openvino.serving.requests.metric_sink import Record
 from torchserve_openvino.serving.torchserve.base import missing_torchserve, worker_of
+from torchserve_openvino.serving.torchserve.cached_metrics import HostMetrics
 from torchserve_openvino.serving.torchserve.context import Context
-from torchserve_openvino.serving.torchserve.handler import HandlerBase
-from torchserve_openvino.serving.torchserve.metrics import HostMetrics
+from torchserve_openvino.serving.torchserve.handler_base import HandlerBase
 
 logger = logging.getLogger(__name__)
 

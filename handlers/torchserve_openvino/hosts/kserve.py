@@ -43,8 +43,8 @@ from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
+from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
-from torchserve_openvino.hosts.settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
 
 _V1: EnvelopeKind = "json"

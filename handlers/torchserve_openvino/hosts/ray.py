@@ -27,7 +27,7 @@ from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooL
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import Response
 from torchserve_openvino.serving.requests.phases import BOUNDS, SECONDS
 

@@ -19,7 +19,7 @@ from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.ops.memory_order import laid_out_as_whole
 from torchserve_openvino.ops.names import RENAMES, is_made_of_others, op_name, tensors_of
-from torchserve_openvino.ops.registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
+from torchserve_openvino.ops.rule_registry import Decomposition, Lifted, Rule, rule_of, rules_that, stays_whole
 from torchserve_openvino.ops.support import SupportTable
 
 Table = dict[Any, Decomposition]

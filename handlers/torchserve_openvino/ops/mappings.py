@@ -19,7 +19,7 @@ from torchserve_openvino.config.op_names import check_operators, packet_name
 from torchserve_openvino.config.problems import Problems
 from torchserve_openvino.errors import ConfigError, OpMappingError
 from torchserve_openvino.ops.names import is_made_of_others, op_name
-from torchserve_openvino.ops.registry import rule_of
+from torchserve_openvino.ops.rule_registry import rule_of
 
 Convert = Callable[..., Any]
 # Namespace of the operators that stand for mapped modules.

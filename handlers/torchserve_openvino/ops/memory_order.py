@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from torchserve_openvino.ops.names import tensors_of
-from torchserve_openvino.ops.registry import Decomposition
+from torchserve_openvino.ops.rule_registry import Decomposition
 
 _UNKNOWN_BEFORE_THE_RUN = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 

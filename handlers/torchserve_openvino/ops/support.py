@@ -1,8 +1,8 @@
 """Decides which nodes may run on OpenVINO, and gives the reason for each that may not.
 
 The basis is what the installed OpenVINO supports: its Python table (op_support.py of its torch.compile backend), and
-its C++ frontend, which is queried for a conversion rule operator by operator. The rules of `ops.registry` correct this;
-tests/unit/ops and scripts/op_conformance.py (over torch's op_db) verify them.
+its C++ frontend, which is queried for a conversion rule operator by operator. The rules of `ops.rule_registry` correct
+this; tests/unit/ops and scripts/op_conformance.py (over torch's op_db) verify them.
 """
 
 import math
@@ -27,7 +27,7 @@ from torchserve_openvino.ops.names import (
     tensors_of,
     value_of,
 )
-from torchserve_openvino.ops.registry import NARROW_INTEGERS, ArgumentLimit, rule_of
+from torchserve_openvino.ops.rule_registry import NARROW_INTEGERS, ArgumentLimit, rule_of
 from torchserve_openvino.ops.symbolic_sizes import depends_on_values, is_undecided_size
 from torchserve_openvino.report import FallbackKind
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import NARROW_INTEGERS, Movement, rule_of
+from torchserve_openvino.ops.rule_registry import NARROW_INTEGERS, Movement, rule_of
 
 Range = tuple[int, int]
 

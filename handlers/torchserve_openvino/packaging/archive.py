@@ -19,7 +19,7 @@ from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingErr
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.json_text import JsonError, parse_json, read_json_object
 from torchserve_openvino.files.zip_bounds import read_member, why_no_room, why_unbounded
-from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED_MODEL, model_of, named_files
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST, QUANTIZED_MODEL, model_of, named_files
 
 # The earliest date that a zip file can store; it replaces the current time in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)

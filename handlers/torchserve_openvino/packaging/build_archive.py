@@ -14,14 +14,14 @@ import yaml
 
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging import archive, hub
+from torchserve_openvino.packaging import archive, hub_model
 from torchserve_openvino.packaging.archive import EPOCH
-from torchserve_openvino.packaging.check import check_folder
-from torchserve_openvino.packaging.hub import HubModel
+from torchserve_openvino.packaging.check_archive import check_folder
+from torchserve_openvino.packaging.hub_model import HubModel
 from torchserve_openvino.packaging.precompile import check_levels, precompile
-from torchserve_openvino.packaging.quantizing.archive import quantize
+from torchserve_openvino.packaging.quantizing.quantize_archive import quantize
 from torchserve_openvino.packaging.starter import template_folder
-from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.archive_manifest import model_of
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str,
         arguments = [*recipe.arguments, *_files(recipe, work)]
         if recipe.pretrained is not None:
             step("loading the model")
-            hub.check_loads(recipe.pretrained)
+            hub_model.check_loads(recipe.pretrained)
         step("torch-model-archiver")
         archive.extract(archive.run_archiver(arguments, recipe.name, work), folder)
         if recipe.pretrained is not None:
-            hub.put_into(folder, recipe.pretrained)
+            hub_model.put_into(folder, recipe.pretrained)
         recipe.quantizing.write(folder)
         # The archive may be served by another machine, which has the device.
         checked = check_folder(folder, check_device=False)

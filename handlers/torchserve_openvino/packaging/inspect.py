@@ -12,7 +12,7 @@ from torchserve_openvino.cache.storage.store import Entry, Problem, Store
 from torchserve_openvino.files.json_text import read_json, read_json_object
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.precompile import CONTENTS, GUARDED, contents
-from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.archive_manifest import model_of
 
 
 @dataclass

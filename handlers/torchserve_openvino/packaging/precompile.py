@@ -26,7 +26,7 @@ from torchserve_openvino.cache.open import (
 )
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import files_of
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST
 from torchserve_openvino.serving.torchserve import archive_loader
 
 # CPU level to oneDNN's name for it, and the capability (as torch names it) that a CPU needs to compile for it.
@@ -139,7 +139,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def _load(folder: Path, cache: Path, level: str, log: Callable[[str], None]) -> Precompiled:
     # Imported here: it loads OpenVINO, which who only inspects an archive does not need.
-    from torchserve_openvino.backend.runtime.crashes.trial import CRASHES, signal_name
+    from torchserve_openvino.backend.runtime.crashes.compile_trial import CRASHES, signal_name
 
     environment = {**os.environ, PRECOMPILE_ENV: str(cache)}
     if (journal := state_folder(None)) is not None:

@@ -12,7 +12,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.packaging.archive import extract, write
-from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.archive_manifest import model_of
 
 # The file in an archive that says what its configuration was tuned on.
 TUNED = "tuned.json"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.cache.identity.code_walk import digest_of_files
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES, OV_PASSES
 from torchserve_openvino.passes.manager import due
+from torchserve_openvino.passes.pass_context import PassContext
 
 _ROOM = Path(__file__).resolve().parent
 _IMPORT = re.compile(r"^\s*(?:from|import) torchserve_openvino\.passes\.([\w.]+)", re.MULTILINE)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from torchserve_openvino.report.report import CompileReport
+from torchserve_openvino.report.compile_report import CompileReport
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.context import MethodCompiler, WorkerContext, compiler_of
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected
 from torchserve_openvino.serving.observation.observe import ROOT, ObservedCall, Seen, unique
 from torchserve_openvino.serving.prepare import Preparation, Prepared, probe_shapes
 from torchserve_openvino.serving.served import describe
 from torchserve_openvino.serving.verification.measures import Measure
+from torchserve_openvino.serving.worker_context import MethodCompiler, WorkerContext, compiler_of
 
 logger = logging.getLogger(__name__)
 

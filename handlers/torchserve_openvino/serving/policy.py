@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from torchserve_openvino.config.sections.handler import FallbackSection
+from torchserve_openvino.config.sections.openvino_section import FallbackSection
 from torchserve_openvino.errors import ForbiddenFallbackError, PolicyViolationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.report.records import Fallback

@@ -13,11 +13,10 @@ from torchserve_openvino.backend.torchscript.python_form import identifiable
 from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving import precision, slower, trial
+from torchserve_openvino.serving import precision, precision_trial, slower
 from torchserve_openvino.serving.compilation import Compilation, Prepared
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.memory import release_weights, tidy
 from torchserve_openvino.serving.observation.observe import ObservedCall
 from torchserve_openvino.serving.placement import Placement, stored_placement
@@ -30,6 +29,7 @@ from torchserve_openvino.serving.stored_decision import StoredDecision
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
 from torchserve_openvino.serving.verification.measures import Measure
+from torchserve_openvino.serving.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,9 @@ class Preparation:
                 facts = {**choice.model_dump(), "decided": decided}
             else:
                 eager_seconds = partial(run_case, self._eager, self._eager)
-                facts = trial.run([self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds)
+                facts = precision_trial.run(
+                    [self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds
+                )
                 if not decisions.save(facts) and facts["chosen"] != "f32":
                     facts |= {
                         "chosen": "f32", "order": ["f32"],
@@ -278,10 +280,10 @@ class Preparation:
         """Returns what prepares the model for a precision."""
         return self._int8 if self._int8 is not None and name == precision.INT8 else self
 
-    def _trial(self, name: str, resolved: ResolvedOptions) -> trial.PrecisionCandidate:
+    def _trial(self, name: str, resolved: ResolvedOptions) -> precision_trial.PrecisionCandidate:
         """Returns how a precision is tried."""
         options, of = precision.with_precision(resolved, _hint(name), f"{precision.KEY}: auto"), self._candidate(name)
-        return trial.PrecisionCandidate(
+        return precision_trial.PrecisionCandidate(
             name,
             lambda cases: of._compilation.make(options, open_axes=of._graph.open_axes, trial=cases),
             lambda prepared, cases: of._admission.compare(prepared.model, prepared.report, name, cases),

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from torchserve_openvino.cache.identity.versions import versions
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.memory import FreedMemory
 from torchserve_openvino.serving.metrics import SECONDS_BETWEEN, MetricsEmitter, worker_name

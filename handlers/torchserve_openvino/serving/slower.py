@@ -16,7 +16,7 @@ from typing import Any
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.runtime.execute import FallbackPartition
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.serving.compilation import Prepared
 from torchserve_openvino.serving.placement import Placement, SlowerThere
 from torchserve_openvino.serving.precision import LEAST_PAIRS, paired_seconds, seconds_of, sure_median

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.loading.labels import labeled
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.measures import Measure, Top1
-from torchserve_openvino.tasks import images
+from torchserve_openvino.tasks import picture_transforms
 from torchserve_openvino.tasks.items import ItemHandler, body
 
 Answer = dict[str, float] | ItemError
@@ -29,7 +29,7 @@ class ImageClassifier(ItemHandler):
     def servable(self, model: Any) -> Any:
         """Returns the model; with ``fold``, the model with normalization and softmax in its graph."""
         section = self._openvino.config.openvino.image
-        return images.FoldedClassifier(model, section) if section.fold else model
+        return picture_transforms.FoldedClassifier(model, section) if section.fold else model
 
     def warmup_inputs(self) -> Sequence[WarmupInput]:
         """Returns one photo, unless the YAML declares inputs."""
@@ -44,11 +44,11 @@ class ImageClassifier(ItemHandler):
 
     def warm_decoding(self) -> None:
         """Decodes photos."""
-        images.warm(self._openvino.config.openvino.image)
+        picture_transforms.warm(self._openvino.config.openvino.image)
 
     def decode(self, item: Any) -> torch.Tensor:
         """Converts a request's picture with `images.to_tensor`."""
-        return images.to_tensor(body(item), self._openvino.config.openvino.image)
+        return picture_transforms.to_tensor(body(item), self._openvino.config.openvino.image)
 
     def predict(self, values: list[torch.Tensor]) -> list[Answer]:
         """Returns ``{label: probability}`` for each picture, most probable first."""
@@ -56,7 +56,7 @@ class ImageClassifier(ItemHandler):
         batches = [torch.stack(values)] if together else [value.unsqueeze(0) for value in values]
         section = self._openvino.config.openvino.image
         with torch.inference_mode():
-            outputs = [images.logits_of(self.model(batch)) for batch in batches]
+            outputs = [picture_transforms.logits_of(self.model(batch)) for batch in batches]
             scores = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
             probabilities = scores if section.fold else torch.softmax(scores.float(), dim=1)
             top, classes = torch.topk(probabilities, min(section.top_k, scores.shape[1]), dim=1)

@@ -21,12 +21,12 @@ from torchserve_openvino.errors import (
     first_line,
 )  # fmt: skip
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.isolation import isolated, run_isolated, server_fault
 from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
-from torchserve_openvino.tasks.handler import TaskHandler
+from torchserve_openvino.serving.worker_context import WorkerContext
+from torchserve_openvino.tasks.task_handler import TaskHandler
 
 logger = logging.getLogger(__name__)
 

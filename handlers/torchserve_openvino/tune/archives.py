@@ -10,7 +10,7 @@ import yaml
 from torchserve_openvino.config.yaml_source import openvino_section, read_yaml
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.packaging.archive import extract, write
-from torchserve_openvino.serving.loading.archive import model_of
+from torchserve_openvino.serving.loading.archive_manifest import model_of
 from torchserve_openvino.tune.keys import KeyPath, with_changes
 
 # Eager PyTorch answers first: what it says is the reference.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.tune.keys import HINT, OPENVINO, PRECISION, KeyPath, mapping, value_at
-from torchserve_openvino.tune.options import Option
+from torchserve_openvino.tune.offered_options import Option
 from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated
 from torchserve_openvino.tune.settings import Settings
 

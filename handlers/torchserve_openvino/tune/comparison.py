@@ -13,8 +13,8 @@ import numpy as np
 from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.client import Plan
 from torchserve_openvino.bench.rate import RateSearch
-from torchserve_openvino.bench.server import TorchServeProcess
 from torchserve_openvino.bench.statistics import claim_quantile, contrasts
+from torchserve_openvino.bench.torchserve_process import TorchServeProcess
 from torchserve_openvino.bench.window import Limit, MeasuredWindow, measure
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.tune.archives import Variants

@@ -14,7 +14,7 @@ from torchserve_openvino.tune import candidates
 from torchserve_openvino.tune.archives import EAGER, Variants
 from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.keys import OPENVINO, KeyPath
-from torchserve_openvino.tune.options import TEXT_GENERATOR, Option, effect, offered, worth_taking
+from torchserve_openvino.tune.offered_options import TEXT_GENERATOR, Option, effect, offered, worth_taking
 from torchserve_openvino.tune.profile import Process, Profile, Tell, WorkerFailedError, profile
 from torchserve_openvino.tune.proof import ModelAnswer
 from torchserve_openvino.tune.request_sizes import ONE_GRAPH, RequestSizes

@@ -9,8 +9,8 @@ import torch
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.serving.shapes.input_spec import declared_specs, parameter_names
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
-from torchserve_openvino.tasks.audio.base import AudioHandler
-from torchserve_openvino.tasks.text.base import TextHandler
+from torchserve_openvino.tasks.audio.audio_handler import AudioHandler
+from torchserve_openvino.tasks.text.text_handler import TextHandler
 
 
 class SizeObserver:

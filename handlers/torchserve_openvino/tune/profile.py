@@ -59,7 +59,7 @@ class WorkerFailedError(TorchServeOpenVINOError):
 
 
 class Process:
-    """The other end of `worker.py`.
+    """The other end of `archive_worker.py`.
 
     Args:
         archive: The .mar.
@@ -81,7 +81,7 @@ class Process:
             # An interrupt within would leave a process without anybody who ends it.
             with signals_later():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "torchserve_openvino.tune.worker"],
+                    [sys.executable, "-m", "torchserve_openvino.tune.archive_worker"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                     env={**os.environ, **environment, "TMPDIR": self._scratch.name}, start_new_session=True,
                 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchserve_openvino.tune.keys import OPENVINO, KeyPath
-from torchserve_openvino.tune.options import Option
+from torchserve_openvino.tune.offered_options import Option
 
 DEFAULT_COUNTS = (4, 8)
 MODE: KeyPath = (*OPENVINO, "batching", "mode")

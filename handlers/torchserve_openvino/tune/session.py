@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.bench.bodies import Body, content_type
-from torchserve_openvino.bench.server import TorchServeError
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
+from torchserve_openvino.bench.torchserve_process import TorchServeError
 from torchserve_openvino.errors import ConfigError, first_line
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json
@@ -22,7 +22,7 @@ from torchserve_openvino.tune import candidates
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.candidates import Candidate, ComputeSettings
 from torchserve_openvino.tune.first_stage import FirstStage
-from torchserve_openvino.tune.options import Option
+from torchserve_openvino.tune.offered_options import Option
 from torchserve_openvino.tune.profile import Profile, Tell
 from torchserve_openvino.tune.search import RejectedError, Search, SearchResult, Standing
 from torchserve_openvino.tune.settings import Settings

@@ -16,7 +16,7 @@ from torchserve_openvino.bench.bodies import Body
 from torchserve_openvino.bench.client import Plan
 from torchserve_openvino.bench.machine import available_memory
 from torchserve_openvino.bench.rate import RateSearch, confirmed
-from torchserve_openvino.bench.server import TorchServeError, TorchServeProcess
+from torchserve_openvino.bench.torchserve_process import TorchServeError, TorchServeProcess
 from torchserve_openvino.bench.window import MeasuredWindow, measure
 from torchserve_openvino.tune.profile import RESERVE, wrong_answer
 from torchserve_openvino.tune.proof import ModelAnswer

@@ -43,7 +43,7 @@ class Classifier(ls.LitAPI):
         import openvino as ov
         import torch
 
-        from torchserve_openvino.config.sections.tasks import ImageSection
+        from torchserve_openvino.config.sections.task_sections import ImageSection
 
         torch.set_num_threads(self.threads)
         self.image = ImageSection()
@@ -72,7 +72,7 @@ class Classifier(ls.LitAPI):
     # A raw body of any content type; unannotated, LitServe would parse JSON. The worker decodes, not the HTTP server.
     def decode_request(self, request: Annotated[bytes, Body()]) -> np.ndarray:
         """A JPEG to the model's input."""
-        from torchserve_openvino.tasks.images import to_tensor
+        from torchserve_openvino.tasks.picture_transforms import to_tensor
 
         return to_tensor(request, self.image).numpy()
 

@@ -76,8 +76,8 @@ def load() -> list[Photo]:
     import torch
 
     from benchmarks.models import efficientnet_lite0
-    from torchserve_openvino.config.sections.tasks import ImageSection
-    from torchserve_openvino.tasks.images import to_tensor
+    from torchserve_openvino.config.sections.task_sections import ImageSection
+    from torchserve_openvino.tasks.picture_transforms import to_tensor
 
     labels: dict[str, Any] = json.loads(LABELS.read_text(encoding="utf-8"))
     module = efficientnet_lite0().module

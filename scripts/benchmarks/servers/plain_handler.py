@@ -11,8 +11,8 @@ from ts.context import Context
 from ts.torch_handler.base_handler import BaseHandler
 from ts.utils.util import map_class_to_label
 
-from torchserve_openvino.config.sections.tasks import ImageSection
-from torchserve_openvino.tasks.images import to_tensor
+from torchserve_openvino.config.sections.task_sections import ImageSection
+from torchserve_openvino.tasks.picture_transforms import to_tensor
 
 logger = logging.getLogger(__name__)
 IMAGE = ImageSection()

@@ -20,10 +20,10 @@ import sys
 from pathlib import Path
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.generation.text.opening import open_engine
-from torchserve_openvino.generation.text.settings import EngineSettings
+from torchserve_openvino.generation.text.engine_settings import EngineSettings
 folder = Path(sys.argv[1])
 settings = EngineSettings(folder / "model", GenerateSection(max_length=2048), VerifySection(), 2)
 opened = open_engine(settings, Store(folder / "cache"))
@@ -74,7 +74,7 @@ def save_export(model: Any, folder: Path) -> None:
     """Exports a language model of transformers into a new folder, as OpenVINO GenAI reads it."""
     import openvino as ov
 
-    from torchserve_openvino.generation.text.exporting.export import export
+    from torchserve_openvino.generation.text.exporting.exported_language_model import export
 
     folder.mkdir()
     ov.save_model(export(model).model, folder / "openvino_model.xml", compress_to_fp16=False)

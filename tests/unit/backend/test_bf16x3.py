@@ -11,8 +11,8 @@ import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime.build import build
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.bf16x3 import multiply_in_bf16x3
+from torchserve_openvino.passes.pass_context import PassContext
 
 HERE = no_bf16x3("CPU")
 needs_amx = pytest.mark.skipif(HERE is not None, reason=f"bf16x3 {HERE}")

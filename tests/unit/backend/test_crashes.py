@@ -21,9 +21,9 @@ from openvino import opset13 as ops
 import torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build as build_module
 from torchserve_openvino.backend.runtime.crashes import journal as journal_module
+from torchserve_openvino.backend.runtime.crashes.compile_trial import trial_of_model
 from torchserve_openvino.backend.runtime.crashes.journal import CompileAdvice, Journal, Mode, Subject, subject_of_model
 from torchserve_openvino.backend.runtime.crashes.survive import survive
-from torchserve_openvino.backend.runtime.crashes.trial import trial_of_model
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.cache.open import STATE_ENV, state_folder
 from torchserve_openvino.cache.storage.store import Store

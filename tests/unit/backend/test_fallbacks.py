@@ -8,7 +8,7 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import assert_same, break_compilation, break_conversion_of_tanh, break_inference, check
 from torchserve_openvino.backend import compiler
-from torchserve_openvino.backend.settings import cpp_compiler
+from torchserve_openvino.backend.backend_settings import cpp_compiler
 from torchserve_openvino.errors import ConfigError
 
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -10,8 +10,8 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend import OpenAxes
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.open_lengths import multiply_open_lengths
+from torchserve_openvino.passes.pass_context import PassContext
 
 LENGTHS = (64, 41, 200, 42)
 # Kernel, stride, padding, dilation, bias.

@@ -7,7 +7,7 @@ from torch import nn
 
 from helpers import assert_same, leave_unwritten, stick
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.doctor.bisecting.trial import Experiments
+from torchserve_openvino.doctor.bisecting.experiments import Experiments
 from torchserve_openvino.doctor.target import SampleCall
 
 

@@ -10,8 +10,8 @@ from openvino import opset15 as ops
 from torch import Tensor, nn
 
 import torchserve_openvino as tov
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.precise_values import keep_sensitive_values
+from torchserve_openvino.passes.pass_context import PassContext
 
 OPTIONS: dict[str, Any] = {"precision": "bf16", "min_partition_us": 0}
 WIDTH = 16

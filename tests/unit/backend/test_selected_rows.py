@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import torchserve_openvino as tov
 from helpers import assert_same
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.selected_rows import compute_selected_rows
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 BATCH, ROWS, WIDTH = 2, 6, 8

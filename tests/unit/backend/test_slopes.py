@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import torchserve_openvino as tov
 from helpers import check
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.slopes import join_slopes
+from torchserve_openvino.passes.pass_context import PassContext
 
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 3e38, -3e38])
 

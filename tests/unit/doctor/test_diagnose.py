@@ -10,7 +10,7 @@ from ill_models import ANY_SIZE, ILL, WELL, written
 
 from helpers import hypot_refused
 from torchserve_openvino.config import resolve_options
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.measure import limit_to

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.rendering.picture import lay_out, to_dot, to_html
-from torchserve_openvino.doctor.rendering.text import print_diagnosis
+from torchserve_openvino.doctor.rendering.print_diagnosis import print_diagnosis
 
 VOID = {"meta", "br", "img", "link", "input", "path", "rect"}
 

@@ -14,7 +14,7 @@ from engines import OFF, Nearby, begun_nearby, opened
 from language_models import saved
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.generation.text import opening
-from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.genai_engine import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 from torchserve_openvino.generation.text.opening import Opened

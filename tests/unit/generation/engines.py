@@ -10,14 +10,14 @@ from typing import Any
 
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling
-from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
+from torchserve_openvino.generation.text.engine_settings import EngineSettings
+from torchserve_openvino.generation.text.genai.child_process import Link
+from torchserve_openvino.generation.text.genai.engine_messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, PipelineSettings
-from torchserve_openvino.generation.text.genai.process import Link
 from torchserve_openvino.generation.text.genai.stepping import Stepper, serve
 from torchserve_openvino.generation.text.opening import Opened, open_engine
-from torchserve_openvino.generation.text.settings import EngineSettings
 
 # Settings of `verify` for engines that a test opens only to use them.
 OFF = {"against": "off"}

@@ -13,7 +13,7 @@ from language_models import EOS, VOCABULARY, each_kind, greedy, prompts, saved
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import GenerationError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Piece, Sampling
-from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.genai_engine import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
 
 pytest.importorskip("transformers")

@@ -18,9 +18,9 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import BusyError, CompileDiedError, GenerationError, InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.text import expected
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.child_process import begun
+from torchserve_openvino.generation.text.genai.genai_engine import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, PipelineSettings
-from torchserve_openvino.generation.text.genai.process import begun
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
@@ -149,7 +149,7 @@ class TestItsProcess:
     def test_one_that_hangs_is_ended(
         self, apart: tuple[GenAIEngine, psutil.Process], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("torchserve_openvino.generation.text.genai.batching._CLOSE_SECONDS", 0.2)
+        monkeypatch.setattr("torchserve_openvino.generation.text.genai.genai_engine._CLOSE_SECONDS", 0.2)
         apart[1].suspend()
         stream = apart[0].submit([5], Sampling(3))
         apart[0].close()

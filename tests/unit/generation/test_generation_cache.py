@@ -14,8 +14,8 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.generation.text import making
 from torchserve_openvino.generation.text.engine import Sampling
+from torchserve_openvino.generation.text.engine_settings import end_tokens
 from torchserve_openvino.generation.text.exporting.artifact import KIND, fields_of, folder_digest
-from torchserve_openvino.generation.text.settings import end_tokens
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")

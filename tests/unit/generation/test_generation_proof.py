@@ -12,13 +12,13 @@ from engines import OFF, opened, settings
 from language_models import EOS, VOCABULARY, greedy, prompts, saved, tiny
 from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.cache.storage.store import Store
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import BusyError, ConfigError, VerificationError
 from torchserve_openvino.generation.text.engine import EngineLoad, GeneratedToken, Piece, Sampling
+from torchserve_openvino.generation.text.engine_settings import properties
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, made_up
+from torchserve_openvino.generation.text.generation_proof import DRIFT, TIE, GenerationProof, prove
 from torchserve_openvino.generation.text.opening import open_engine
-from torchserve_openvino.generation.text.proof import DRIFT, TIE, GenerationProof, prove
-from torchserve_openvino.generation.text.settings import properties
 
 pytest.importorskip("transformers")
 NEAR = Nearness(cosine=1.0, least_cosine=1.0, max_abs=1e-6, scale=3.0, top1=1.0)

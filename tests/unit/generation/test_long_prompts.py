@@ -8,7 +8,7 @@ from engines import Heard
 
 from language_models import greedy, prompts
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End
+from torchserve_openvino.generation.text.genai.engine_messages import Add, Cancel, End
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 

@@ -12,7 +12,7 @@ from language_models import EOS, VOCABULARY, each_kind, greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import ConfigError, InvalidInputError
 from torchserve_openvino.generation.text.engine import Engine, Sampling
-from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.genai_engine import GenAIEngine
 
 pytest.importorskip("transformers")
 pytest.importorskip("openvino_genai")
@@ -165,7 +165,7 @@ def test_a_cache_without_room_for_guesses_is_refused(served: Any, exports: Store
 
 def test_the_engine_compile_refuses_it(tmp_path: Path) -> None:
     from torchserve_openvino.config.sections.generate import GenerateSection
-    from torchserve_openvino.generation.text.compiled import check
+    from torchserve_openvino.generation.text.compiled_steps import check
 
     with pytest.raises(ConfigError, match="prompt_lookup_tokens: is 3, which the engine compile does not do"):
         check(GenerateSection(prompt_lookup_tokens=3), "CPU")

@@ -10,8 +10,8 @@ from engines import OFF, Heard, answers, opened
 from language_models import VOCABULARY, each_kind, greedy, prompts
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import Add, Cancel, End
-from torchserve_openvino.generation.text.genai.parts import SharedPrefixes, hashes_of
+from torchserve_openvino.generation.text.genai.engine_messages import Add, Cancel, End
+from torchserve_openvino.generation.text.genai.long_prompts import SharedPrefixes, hashes_of
 from torchserve_openvino.generation.text.genai.stepping import Stepper
 
 pytest.importorskip("transformers")

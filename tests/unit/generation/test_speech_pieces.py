@@ -10,12 +10,12 @@ import transformers
 
 from hub_audio_models import recording
 from speech_models import WINDOW, whisper
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import GenerationError, InvalidInputError, ModelLoadError, NonFiniteOutputError
-from torchserve_openvino.generation.speech.proof import made_up, prove
 from torchserve_openvino.generation.speech.recordings import Passes, TranscriptionSettings
+from torchserve_openvino.generation.speech.speech_model import SpeechModel
+from torchserve_openvino.generation.speech.speech_proof import made_up, prove
 from torchserve_openvino.generation.speech.stand_in import CompiledWhisper, stand_in
-from torchserve_openvino.generation.speech.transcriber import SpeechModel
 from torchserve_openvino.generation.speech.whisper_decoder import WIDTH, WhisperDecoder
 from torchserve_openvino.generation.text.expected import Nearness
 from torchserve_openvino.serving.loading import hub

@@ -23,7 +23,7 @@ from torchserve_openvino.generation.text.exporting.artifact import (
     load,
     model_path,
 )
-from torchserve_openvino.generation.text.exporting.export import CacheShape, export
+from torchserve_openvino.generation.text.exporting.exported_language_model import CacheShape, export
 from torchserve_openvino.generation.text.exporting.weights import compressed
 
 pytest.importorskip("transformers")

@@ -24,7 +24,7 @@ from torchserve_openvino.errors import InvalidInputError, ModelLoadError, Packag
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.batcher import Batcher
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
 
 CONFIG = """

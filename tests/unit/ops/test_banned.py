@@ -10,7 +10,7 @@ from openvino.frontend import OpConversionFailure
 from torch.fx import Graph, GraphModule
 
 from torchserve_openvino.backend.upstream._openvino_private import core, fx_to_model
-from torchserve_openvino.ops.registry import rules_that
+from torchserve_openvino.ops.rule_registry import rules_that
 
 NAN, INF = float("nan"), float("inf")
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ import torch
 from torch import library as torch_library
 
 import torchserve_openvino.ops
-from torchserve_openvino.ops import overloads, registry
-from torchserve_openvino.ops.registry import Movement, Rule, conversion, declare, decomposition, rule_of
+from torchserve_openvino.ops import overloads, rule_registry
+from torchserve_openvino.ops.rule_registry import Movement, Rule, conversion, declare, decomposition, rule_of
 
 aten = torch.ops.aten
 FAMILIES = Path(torchserve_openvino.ops.__file__).parent / "rules"
@@ -17,8 +17,8 @@ FAMILIES = Path(torchserve_openvino.ops.__file__).parent / "rules"
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch):
-    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    return registry.RULES
+    monkeypatch.setattr(rule_registry, "RULES", dict(rule_registry.RULES))
+    return rule_registry.RULES
 
 
 def test_every_rule_is_of_an_operator_that_exists(rules) -> None:

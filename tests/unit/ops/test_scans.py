@@ -7,7 +7,7 @@ import torch
 
 import torchserve_openvino as tov
 from helpers import replace_rule
-from torchserve_openvino.ops.registry import Rule
+from torchserve_openvino.ops.rule_registry import Rule
 
 OPTIONS = {"min_partition_us": 0}
 TYPES = [torch.float32, torch.float16, torch.int64, torch.int32]

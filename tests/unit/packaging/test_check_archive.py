@@ -13,7 +13,7 @@ from torchserve_openvino.cli.handler_path import handlers
 from torchserve_openvino.config.openvino import precisions
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.packaging.archive import run_archiver
-from torchserve_openvino.packaging.check import missing_imports
+from torchserve_openvino.packaging.check_archive import missing_imports
 from torchserve_openvino.serving.loading.files import read_state
 
 NETWORK = "import torch\nclass Network(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"

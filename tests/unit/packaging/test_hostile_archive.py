@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ModelLoadError, PackagingError
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.loading.files import archive_kind, read_samples
 from torchserve_openvino.serving.loading.hub import load_model

@@ -15,8 +15,8 @@ from hub_vision_models import vision_model
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.check import check_archive
-from torchserve_openvino.packaging.hub import check_loads, hub_model
+from torchserve_openvino.packaging.check_archive import check_archive
+from torchserve_openvino.packaging.hub_model import check_loads, hub_model
 from torchserve_openvino.serving.loading import hub
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from diffusion_models import pipeline_folder
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import PackagingError
-from torchserve_openvino.packaging.check import check_archive
-from torchserve_openvino.packaging.hub import check_loads, hub_model
+from torchserve_openvino.packaging.check_archive import check_archive
+from torchserve_openvino.packaging.hub_model import check_loads, hub_model
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ FINGERPRINTS = """
 import sys
 from pathlib import Path
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
-from torchserve_openvino.config.sections.tasks import ImageGenerationSection
+from torchserve_openvino.config.sections.task_sections import ImageGenerationSection
 from torchserve_openvino.generation.images.components import Components
 from torchserve_openvino.generation.images.loading import load
 found = Components(load(Path(sys.argv[1])))

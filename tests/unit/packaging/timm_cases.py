@@ -21,9 +21,9 @@ from serving_worker import Archive
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
-from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
-from torchserve_openvino.tasks.images import to_tensor
+from torchserve_openvino.tasks.picture_transforms import to_tensor
 
 
 class Replaced:

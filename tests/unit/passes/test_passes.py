@@ -12,9 +12,9 @@ import torchserve_openvino as tov
 from helpers import assert_same
 from torchserve_openvino.backend.conversion import convert
 from torchserve_openvino.errors import InexactValueError
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES, OV_PASSES
 from torchserve_openvino.passes.manager import Pass, PassError, due, run_passes
+from torchserve_openvino.passes.pass_context import PassContext
 
 PASSES = [*FX_PASSES, *OV_PASSES]
 ORDER = ("graph", "partition", "model", "device")

@@ -13,8 +13,15 @@ from quantized_folders import Packing, packed, quantized
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.quantized.formats import read
-from torchserve_openvino.quantized.graph import formats_of, name_weights, ordered, pack_linears, product, weight_formats
 from torchserve_openvino.quantized.layer import QuantizedLinear
+from torchserve_openvino.quantized.pack_linears import (
+    formats_of,
+    name_weights,
+    ordered,
+    pack_linears,
+    product,
+    weight_formats,
+)
 from torchserve_openvino.quantized.scheme import scheme_of
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}

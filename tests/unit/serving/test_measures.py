@@ -7,9 +7,9 @@ import pytest
 import torch
 from serving_worker import WARMUP, save_weights
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving import precision, trial
+from torchserve_openvino.serving import precision, precision_trial
 from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.measures import (
     Cosine,
@@ -236,7 +236,9 @@ def test_the_smallest_and_the_largest_shape_are_timed_and_all_verified(archive, 
 
     def timed(first, second, seconds) -> list[float]:
         with monkeypatch.context() as patched:
-            patched.setattr(trial, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0])))
+            patched.setattr(
+                precision_trial, "run_case", lambda compiled, served, case: sizes.append(len(case.inputs[0][0]))
+            )
             second()
         return [1.5] * 20
 

@@ -12,7 +12,7 @@ from serving_worker import WARMUP, save_weights
 from ts.metrics.metric_type_enum import MetricTypes
 
 from torchserve_openvino.serving.metrics import WholeLines, keep_metrics_apart
-from torchserve_openvino.serving.torchserve.metrics import CachedMetrics
+from torchserve_openvino.serving.torchserve.cached_metrics import CachedMetrics
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights
 
 from encoder import ENCODER, IDS, MASK, encoder, save_encoder
-from torchserve_openvino.config.sections.handler import OpenVINOSection, WarmupInput
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection, WarmupInput
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.input_spec import Signature, declared_specs
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs

@@ -14,7 +14,7 @@ from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving import compilation, precision
-from torchserve_openvino.serving import trial as trials_of
+from torchserve_openvino.serving import precision_trial as trials_of
 from torchserve_openvino.serving.precision import (
     TimedPrecision,
     candidates,

@@ -14,12 +14,12 @@ import torchserve_openvino as tov
 from encoder import build
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.errors import ConfigError, InexactValueError, WeightsReleasedError
 from torchserve_openvino.serving import threads
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
-from torchserve_openvino.tasks.images import to_tensor
+from torchserve_openvino.tasks.picture_transforms import to_tensor
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 CLASSIFIER = """

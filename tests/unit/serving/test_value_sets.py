@@ -9,7 +9,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import leave_unwritten, stick
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.serving.shapes.input_spec import InputSpec, Signature
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 from torchserve_openvino.serving.shapes.value_sets import richest, sample_sets, value_sets

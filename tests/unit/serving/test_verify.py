@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification.judge import Judge
 from torchserve_openvino.serving.verification.verify import EagerAnswers, compare

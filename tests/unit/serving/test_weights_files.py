@@ -13,7 +13,7 @@ from serving_worker import ROWS, WARMUP, close, network
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from torchserve_openvino.config.sections.handler import WeightsSection
+from torchserve_openvino.config.sections.openvino_section import WeightsSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading.files import load_weights
 from torchserve_openvino.tasks.tensor import TensorHandler

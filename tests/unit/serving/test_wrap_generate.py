@@ -11,11 +11,11 @@ from test_wrap_examples import eager, served
 
 import example_handlers
 from language_models import prompts, seq2seq, tiny
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.compiled.layout import GraphSizes
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
 from torchserve_openvino.serving.torchserve.base import worker_of
 

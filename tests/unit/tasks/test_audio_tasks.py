@@ -17,10 +17,10 @@ from task_worker import Worker
 
 from documents import python_answer, same_form, schema_problems, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.shapes.plan import shapes_of
-from torchserve_openvino.tasks.audio.base import AudioHead
+from torchserve_openvino.tasks.audio.audio_handler import AudioHead
 from torchserve_openvino.tasks.audio.classifier import AudioClassifier
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
 from torchserve_openvino.tasks.catalog import guessed

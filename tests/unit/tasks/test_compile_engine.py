@@ -15,13 +15,13 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import BusyError, ConfigError, GenerationError, InvalidInputError, VerificationError
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.text.choosing import choose
-from torchserve_openvino.generation.text.compiled import places_of
+from torchserve_openvino.generation.text.compiled_steps import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Piece, Sampling
 from torchserve_openvino.generation.text.rules import Rules
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.threads import plan_threads
+from torchserve_openvino.serving.worker_context import WorkerContext
 from torchserve_openvino.tasks.generation.compiling import Compiled, open_compiled
 
 pytest.importorskip("transformers")

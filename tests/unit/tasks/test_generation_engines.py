@@ -20,7 +20,7 @@ from chat_models import PROMPTS, eager_tokens, text_of
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ConfigError, ModelLoadError, VerificationError
 from torchserve_openvino.packaging.precompile import PACKAGED_FOLDER
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST
 from torchserve_openvino.tasks.generation.generator import TextGenerator
 
 SMALL = {"max_length": 128, "max_tokens": 64, "proof_tokens": 6}

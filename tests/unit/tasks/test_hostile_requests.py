@@ -14,13 +14,13 @@ from serving_worker import ROWS, Archive, close, save_weights
 from task_worker import Worker
 
 from hub_models import text_model
-from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
 from torchserve_openvino.serving.requests.envelopes import Envelope
 from torchserve_openvino.serving.torchserve import frontend_limits
 from torchserve_openvino.serving.torchserve.calls import answered_call
-from torchserve_openvino.tasks.generation.fields import TextParameters
-from torchserve_openvino.tasks.images import to_tensor
+from torchserve_openvino.tasks.generation.text_parameters import TextParameters
+from torchserve_openvino.tasks.picture_transforms import to_tensor
 from torchserve_openvino.tasks.tensor import TensorHandler
 from torchserve_openvino.tasks.tensors import JSON_TYPES, parse
 from torchserve_openvino.tasks.text.fill_mask import FillMask

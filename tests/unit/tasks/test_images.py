@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
-from torchserve_openvino.tasks.images import to_tensor, transform
+from torchserve_openvino.tasks.picture_transforms import to_tensor, transform
 
 SECTION = ImageSection()
 
@@ -120,7 +120,7 @@ def test_a_picture_above_the_pixel_limit_is_not_decoded() -> None:
 def test_pillow_is_warm_before_the_first_photo() -> None:
     code = (
         "from PIL import Image, JpegImagePlugin\n"
-        "from torchserve_openvino.config.sections.tasks import ImageSection\n"
+        "from torchserve_openvino.config.sections.task_sections import ImageSection\n"
         "from torchserve_openvino.tasks import images\n"
         "decoded = []\n"
         "load = JpegImagePlugin.JpegImageFile.load_prepare\n"

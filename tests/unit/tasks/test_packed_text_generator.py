@@ -14,7 +14,7 @@ from chat_models import language_model, text_of, tokenizer
 from language_models import greedy
 from quantized_folders import Packing, configure, save_quantized
 from torchserve_openvino.cli import app
-from torchserve_openvino.packaging.check import check_archive
+from torchserve_openvino.packaging.check_archive import check_archive
 
 
 @pytest.fixture(scope="module")

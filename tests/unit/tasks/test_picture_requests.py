@@ -17,9 +17,9 @@ from vision_worker import photo, text
 from diffusion_models import pipeline_folder, safety_checker
 from documents import python_answer, same_form, schema_problems, task_examples
 from torchserve_openvino.errors import BlankPictureError, ModelLoadError
-from torchserve_openvino.generation.images.graphs import SafetyGraph, SafetyStandIn
+from torchserve_openvino.generation.graph_calls import GraphCalls
 from torchserve_openvino.generation.images.pictures import _picture
-from torchserve_openvino.generation.parts import GraphCalls
+from torchserve_openvino.generation.images.pipeline_graphs import SafetyGraph, SafetyStandIn
 from torchserve_openvino.tasks.pictures.handler import ImageGenerator
 
 OPENAI = "v1/images/generations"

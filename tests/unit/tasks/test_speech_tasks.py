@@ -19,7 +19,7 @@ from torchserve_openvino.generation.speech.recordings import Segment, Transcript
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
 from torchserve_openvino.tasks.request_body import parameters_of
 from torchserve_openvino.tasks.speech import endpoints
-from torchserve_openvino.tasks.speech.parameters import SpeechParameters, flattened
+from torchserve_openvino.tasks.speech.speech_parameters import SpeechParameters, flattened
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,7 +15,7 @@ import transformers
 from task_worker import Worker
 
 from hub_models import minilm, text_model
-from torchserve_openvino.packaging.hub import check_loads, hub_model
+from torchserve_openvino.packaging.hub_model import check_loads, hub_model
 from torchserve_openvino.tasks.text.classifier import TextClassifier
 from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
 from torchserve_openvino.tasks.text.reranker import Reranker

@@ -8,7 +8,7 @@ import yaml
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes, engines
 from torchserve_openvino.tune.keys import with_changes
-from torchserve_openvino.tune.options import Option, effect, offered, worth_taking
+from torchserve_openvino.tune.offered_options import Option, effect, offered, worth_taking
 from torchserve_openvino.tune.settings import Settings
 
 CONFIG = yaml.safe_load("""

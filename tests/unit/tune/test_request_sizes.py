@@ -12,7 +12,7 @@ from torchserve_openvino.bench.statistics import Interval
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes
 from torchserve_openvino.tune.keys import with_changes
-from torchserve_openvino.tune.options import Option, worth_taking
+from torchserve_openvino.tune.offered_options import Option, worth_taking
 from torchserve_openvino.tune.request_sizes import Lengths, RequestSizes, fitted_lengths
 
 TEXT = yaml.safe_load("pt2: {compile: {enable: true, backend: openvino}}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from torchserve_openvino.tune.candidates import ComputeSettings
-from torchserve_openvino.tune.options import Option
+from torchserve_openvino.tune.offered_options import Option
 from torchserve_openvino.tune.profile import Profile
 from torchserve_openvino.tune.session import State
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torchserve_openvino.backend.backend_settings import BackendSettings, RunningPartition
 from torchserve_openvino.backend.conversion.convert import ConversionError, Converted, convert
 from torchserve_openvino.backend.instrumentation import Observation
 from torchserve_openvino.backend.partitioning.partition import (
@@ -35,7 +36,6 @@ from torchserve_openvino.backend.runtime.execute import (
     as_traced,
     count_runtime_failure,
 )
-from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.backend.spec import ValueSpec, spec_of
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import CompileDiedError

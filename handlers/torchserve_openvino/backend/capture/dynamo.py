@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.capture.frame_log import count_graph_break
 from torchserve_openvino.backend.capture.graph import CompiledGraph, Lowered, SharedGraph
 from torchserve_openvino.backend.partitioning.partition import input_shapes, is_dynamic
 from torchserve_openvino.backend.partitioning.views import computed_views
-from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_kept, _torch_modes
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.ops.memory_order import without_base
 from torchserve_openvino.ops.names import does_work, op_name, where_of
 from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.ops.padded_encoders import last_layers, zero_padding
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES
 from torchserve_openvino.passes.manager import run_passes
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.report.records import GraphRecord
 
 logger = logging.getLogger(__name__)

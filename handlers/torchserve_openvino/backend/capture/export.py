@@ -19,6 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.capture.graph import CompiledGraph, Lowered, SharedGraph
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.capture.module_state import (
@@ -30,16 +31,15 @@ from torchserve_openvino.backend.capture.module_state import (
 )
 from torchserve_openvino.backend.partitioning.partition import input_shapes
 from torchserve_openvino.backend.partitioning.views import base_of, is_view
-from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.spec import is_plain
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.backend.upstream._torch_private import GraphFacts
 from torchserve_openvino.ops import where_of
 from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import FX_PASSES
 from torchserve_openvino.passes.manager import run_passes
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.report.records import GraphRecord
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torchserve_openvino.backend.upstream._torch_private import (
 )
 from torchserve_openvino.config.vocabulary import FallbackKind
 from torchserve_openvino.ops.names import op_name
-from torchserve_openvino.ops.registry import computes
+from torchserve_openvino.ops.rule_registry import computes
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
 from torchserve_openvino.report.tracker import Tracker
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.capture.builder import Assembled, GraphBuilder
 from torchserve_openvino.backend.routes.frozen import GraphCall, Touched, Unverified
 from torchserve_openvino.backend.runtime.assemble import picker
-from torchserve_openvino.backend.runtime.weights import WeightWatch, can_watch
-from torchserve_openvino.backend.settings import BackendSettings
+from torchserve_openvino.backend.runtime.weight_watch import WeightWatch, can_watch
 from torchserve_openvino.backend.upstream._torch_private import GraphFacts, reads_values
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.report.records import GraphRecord

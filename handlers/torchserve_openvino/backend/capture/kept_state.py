@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 # Types that hold nothing that a call changes, or nothing that can be restored.

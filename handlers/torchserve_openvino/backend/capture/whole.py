@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.capture.dynamo import OpenVINOBackend
 from torchserve_openvino.backend.capture.frame_log import FrameLog
 from torchserve_openvino.backend.routes.frozen import NotWholeError
-from torchserve_openvino.backend.settings import BackendSettings
 from torchserve_openvino.backend.upstream import _torch_private as private
 
 _REASON_CHARACTERS = 300

@@ -21,10 +21,10 @@ from torchserve_openvino.backend.upstream._torch_private import compile_lock
 from torchserve_openvino.errors import OpMappingError
 from torchserve_openvino.ops.mappings import Mappings
 from torchserve_openvino.ops.names import op_name, value_of
-from torchserve_openvino.passes.context import Compile, PassContext
 from torchserve_openvino.passes.fx.weight_integers import UnfoldedError
 from torchserve_openvino.passes.lists import FX_PASSES, OV_PASSES
 from torchserve_openvino.passes.manager import PassError, run_passes
+from torchserve_openvino.passes.pass_context import Compile, PassContext
 
 _OP_NAME = re.compile(r"\b([A-Za-z_]\w*\.[A-Za-z_]\w*\.[A-Za-z_]\w*)\b")
 

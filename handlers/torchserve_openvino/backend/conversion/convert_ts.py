@@ -22,7 +22,7 @@ from torchserve_openvino.backend.upstream._openvino_private import ts_to_model
 from torchserve_openvino.backend.upstream._torch_private import is_traced
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import is_symbolic_scalar, op_name, value_of
-from torchserve_openvino.ops.registry import rule_of
+from torchserve_openvino.ops.rule_registry import rule_of
 
 _TS_NAME = re.compile(r"\baten::(\w+)")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
+from torchserve_openvino.backend.backend_settings import BackendSettings, RunningPartition
 from torchserve_openvino.backend.routes.artifacts import Artifact
 from torchserve_openvino.backend.routes.frozen import Key, Route, signature
 from torchserve_openvino.backend.routes.partition_cache import PartitionCache
@@ -34,12 +35,11 @@ from torchserve_openvino.backend.routes.serialized_graph import (
 )
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.runtime.execute import FallbackPartition, count_runtime_failure
-from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
 from torchserve_openvino.cache.identity.key import digest, graph_options
-from torchserve_openvino.cache.identity.tensors import named_weights, tensor_digest
 from torchserve_openvino.cache.identity.torch_state import torch_state
 from torchserve_openvino.cache.identity.versions import python_version, versions
+from torchserve_openvino.cache.identity.weights_digest import named_weights, tensor_digest
 from torchserve_openvino.config.options import json_safe
 from torchserve_openvino.passes.digests import graph_passes
 from torchserve_openvino.report.records import GraphRecord

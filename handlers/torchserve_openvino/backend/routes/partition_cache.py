@@ -26,11 +26,11 @@ from torchserve_openvino.backend.runtime.build import (
 )
 from torchserve_openvino.backend.runtime.crashes.journal import Journal
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
-from torchserve_openvino.backend.runtime.memory import OutputMemory
+from torchserve_openvino.backend.runtime.output_memory import OutputMemory
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.cache.identity.key import RUN_PROPERTIES, digest, make_key
-from torchserve_openvino.cache.identity.tensors import tensor_digest
 from torchserve_openvino.cache.identity.versions import versions
+from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError, first_line
 from torchserve_openvino.passes.digests import all_passes, device_passes, graph_passes
 from torchserve_openvino.report.records import CacheRecord, PartitionRecord

@@ -21,7 +21,7 @@ from torchserve_openvino.backend.partitioning.partition import Partitioned, Refu
 from torchserve_openvino.backend.runtime.assemble import SinglePartition
 from torchserve_openvino.backend.spec import spec_of
 from torchserve_openvino.cache.identity.fingerprint import fingerprint
-from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 from torchserve_openvino.ops import fourier  # noqa: F401
 from torchserve_openvino.ops.mappings import MODULES
 from torchserve_openvino.ops.names import value_of

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.backend_settings import BackendSettings
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
 from torchserve_openvino.backend.routes.frozen import Unverified
 from torchserve_openvino.backend.runners.guarded import TracedModel
-from torchserve_openvino.backend.settings import BackendSettings
 
 
 class FirstCalls:

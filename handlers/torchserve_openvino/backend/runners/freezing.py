@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from torchserve_openvino.backend.backend_settings import BackendSettings, RunningPartition
 from torchserve_openvino.backend.routes.call_cache import CallCache
 from torchserve_openvino.backend.routes.frozen import FrozenCalls, GraphCall, Key, Route, call_key
-from torchserve_openvino.backend.routes.proof import RouteProof
+from torchserve_openvino.backend.routes.route_proof import RouteProof
 from torchserve_openvino.backend.runners.guarded import Runner, TracedModel, is_exported
 from torchserve_openvino.backend.runtime.execute import FallbackPartition
 from torchserve_openvino.backend.runtime.own_weights import give_pages_back
-from torchserve_openvino.backend.settings import BackendSettings, RunningPartition
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 

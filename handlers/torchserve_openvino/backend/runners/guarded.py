@@ -13,8 +13,8 @@ from torchserve_openvino.errors import WeightsReleasedError
 from torchserve_openvino.report import CompileReport, Tracker
 
 if TYPE_CHECKING:
+    from torchserve_openvino.backend.backend_settings import RunningPartition
     from torchserve_openvino.backend.runtime.execute import FallbackPartition
-    from torchserve_openvino.backend.settings import RunningPartition
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 import torch
 
+from torchserve_openvino.backend.runtime.crashes.compile_trial import trial_of_file, trial_of_model
 from torchserve_openvino.backend.runtime.crashes.journal import (
     Journal,
     Mode,
@@ -21,17 +22,16 @@ from torchserve_openvino.backend.runtime.crashes.journal import (
     subject_of_model,
 )
 from torchserve_openvino.backend.runtime.crashes.survive import survive
-from torchserve_openvino.backend.runtime.crashes.trial import trial_of_file, trial_of_model
 from torchserve_openvino.backend.runtime.own_weights import compile_from_file
 from torchserve_openvino.backend.spec import Interface
 from torchserve_openvino.backend.upstream._openvino_private import core, plugin_library
 from torchserve_openvino.config.openvino.precisions import BF16X3, runtime_requirements
 from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.mappings import registered
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.lists import OV_PASSES
 from torchserve_openvino.passes.manager import due, run_passes
 from torchserve_openvino.passes.ov.fused_chains import NO_FUSION, crashes_plugin
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.report.records import BF16X3_SUFFIX, Kernel, PartitionRecord, quantizes
 from torchserve_openvino.report.tracker import Tracker
 

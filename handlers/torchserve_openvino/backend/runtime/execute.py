@@ -16,11 +16,11 @@ import numpy as np
 import openvino as ov
 import torch
 
-from torchserve_openvino.backend.runtime.memory import OutputMemory, array_over, computed_outputs, poison_array
+from torchserve_openvino.backend.runtime.output_memory import OutputMemory, array_over, computed_outputs, poison_array
 from torchserve_openvino.backend.spec import Interface, SizeLimits, SymbolicSizes, ValueSpec, checked_spec
 from torchserve_openvino.errors import InexactValueError, WeightsReleasedError
 from torchserve_openvino.ops.memory_order import laid_out_copy, layout_of
-from torchserve_openvino.passes.context import Bounds
+from torchserve_openvino.passes.pass_context import Bounds
 from torchserve_openvino.report.tracker import Tracker
 
 logger = logging.getLogger(__name__)

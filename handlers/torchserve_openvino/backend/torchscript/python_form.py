@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.torchscript.lines import PythonSource, UntranslatableError
-from torchserve_openvino.backend.torchscript.writer import write
+from torchserve_openvino.backend.torchscript.source_writer import write
 from torchserve_openvino.backend.upstream._torch_script import attribute_of, has_script_hooks, method_of
 from torchserve_openvino.ops.names import TORCHSCRIPT_SUFFIX
 from torchserve_openvino.report import Tracker

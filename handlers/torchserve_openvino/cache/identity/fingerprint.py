@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from torchserve_openvino.cache.identity.code_walk import CodeWalk, is_library, name_of
 from torchserve_openvino.cache.identity.key import digest
-from torchserve_openvino.cache.identity.tensors import tensor_digest, weights_digest
+from torchserve_openvino.cache.identity.weights_digest import tensor_digest, weights_digest
 from torchserve_openvino.ops.mappings import Mappings
 
 # Plain values that their repr fully describes: instances of exactly these classes, or also of subclasses (`_BY_TEXT`).

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Integer, Positive
-from torchserve_openvino.config.sections.tasks import Section
+from torchserve_openvino.config.sections.task_sections import Section
 
 WeightFormat = Literal["auto", "f32", "bf16", "int8", "int4"]
 CachePrecision = Literal["f32", "bf16", "u8"]

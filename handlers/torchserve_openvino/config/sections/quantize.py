@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from torchserve_openvino.config.fields import Boolean, Count, Integer, Share
-from torchserve_openvino.config.sections.tasks import Section
+from torchserve_openvino.config.sections.task_sections import Section
 
 Method = Literal["int8", "int8_weights", "int4_weights"]
 Metric = Literal["auto", "top1", "f1", "cosine", "agreement"]

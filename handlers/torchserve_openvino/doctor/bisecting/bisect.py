@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torchserve_openvino.config import ResolvedOptions
-from torchserve_openvino.doctor.bisecting.trial import Experiments, NodeInfo, TrialOutcome
+from torchserve_openvino.doctor.bisecting.experiments import Experiments, NodeInfo, TrialOutcome
 from torchserve_openvino.doctor.describe import json_number
 from torchserve_openvino.ops.mappings import MODULES, registered
-from torchserve_openvino.ops.registry import rule_of
+from torchserve_openvino.ops.rule_registry import rule_of
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import SampleCall

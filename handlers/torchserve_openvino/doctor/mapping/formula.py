@@ -22,7 +22,7 @@ from torchserve_openvino.backend.runtime.execute import wrap
 from torchserve_openvino.backend.spec import OV_TYPES, ValueSpec
 from torchserve_openvino.backend.upstream._openvino_private import core
 from torchserve_openvino.config.op_names import packet_name
-from torchserve_openvino.doctor.mapping.writer import BINARY, UNARY, MappingWriter, UnknownOpError, trace_op
+from torchserve_openvino.doctor.mapping.mapping_writer import BINARY, UNARY, MappingWriter, UnknownOpError, trace_op
 from torchserve_openvino.doctor.target import SampleCall
 from torchserve_openvino.ops import op_name
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
 from torchserve_openvino.generation.compiled.layout import IDS, encoder_of, model_input
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
 
 # Arguments of forward that ask for what the graphs do not give.
 _OUTPUTS = ("output_attentions", "output_hidden_states")

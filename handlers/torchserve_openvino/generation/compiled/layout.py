@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchserve_openvino.errors import ModelLoadError, first_line
-from torchserve_openvino.generation.text.exporting.export import cache_argument
+from torchserve_openvino.generation.text.exporting.exported_language_model import cache_argument
 
 # Names of models' arguments, without and with an encoder.
 _POSITIONS = ("position_ids", "decoder_position_ids")

@@ -11,14 +11,14 @@ from torch import nn
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError, OutsideDeclaredError, VerificationError
 from torchserve_openvino.generation.compiled.arguments import Arguments
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.compiled.layout import IDS, GraphSizes, model_input
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.compiled.trials import Trials
-from torchserve_openvino.generation.parts import prepare_parts
-from torchserve_openvino.generation.text.compiled import check, places_of, sizes_of
-from torchserve_openvino.serving.context import PreparedMethod, WorkerContext
+from torchserve_openvino.generation.graph_calls import prepare_parts
+from torchserve_openvino.generation.text.compiled_steps import check, places_of, sizes_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
+from torchserve_openvino.serving.worker_context import PreparedMethod, WorkerContext
 
 logger = logging.getLogger(__name__)
 

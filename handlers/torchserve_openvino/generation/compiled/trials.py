@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
 from torchserve_openvino.generation.compiled.layout import IDS, model_input
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.text.expected import made_up, nearness_of
-from torchserve_openvino.generation.text.proof import TIE, Count, Difference, GenerationProof, problems_of
+from torchserve_openvino.generation.text.generation_proof import TIE, Count, Difference, GenerationProof, problems_of
 
 # The most probable token of each step, whatever the call or the model's settings ask.
 _GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}

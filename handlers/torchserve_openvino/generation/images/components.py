@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchserve_openvino.config.fields import PICTURE_SIZE
-from torchserve_openvino.config.sections.handler import WarmupInput
-from torchserve_openvino.config.sections.tasks import ImageGenerationSection
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
+from torchserve_openvino.config.sections.task_sections import ImageGenerationSection
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.images import graphs
-from torchserve_openvino.generation.images.graphs import StandIn
+from torchserve_openvino.generation.graph_calls import GraphCalls, SizedGraph
+from torchserve_openvino.generation.images import pipeline_graphs
 from torchserve_openvino.generation.images.loading import Loaded
-from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
+from torchserve_openvino.generation.images.pipeline_graphs import StandIn
 
 # --- sizes of pictures --------------------------------------------------------------------------------------------
 
@@ -74,12 +74,15 @@ class Components:
         self.standing: dict[str, StandIn | None] = {}
         self._texts = {name: self._text(name) for name in components if name.startswith("text_encoder")}
         self._unet = self._denoiser_calls()
-        self._decoder, self._encoder = GraphCalls(graphs.VaeDecoderGraph(vae)), GraphCalls(graphs.VaeEncoderGraph(vae))
-        self.standing["vae"] = graphs.VaeStandIn(vae, {"decoder": self._decoder, "encoder": self._encoder})
+        self._decoder, self._encoder = (
+            GraphCalls(pipeline_graphs.VaeDecoderGraph(vae)),
+            GraphCalls(pipeline_graphs.VaeEncoderGraph(vae)),
+        )
+        self.standing["vae"] = pipeline_graphs.VaeStandIn(vae, {"decoder": self._decoder, "encoder": self._encoder})
         self._safety: GraphCalls | None = None
         if (checker := components.get("safety_checker")) is not None:
-            self._safety = GraphCalls(graphs.SafetyGraph(checker))
-            self.standing["safety_checker"] = graphs.SafetyStandIn(checker, {"safety": self._safety})
+            self._safety = GraphCalls(pipeline_graphs.SafetyGraph(checker))
+            self.standing["safety_checker"] = pipeline_graphs.SafetyStandIn(checker, {"safety": self._safety})
 
     def _check(self) -> None:
         """Refuses denoisers with inputs that the requests of this task do not have.
@@ -106,18 +109,18 @@ class Components:
             return None
         # T5's last states are read; XL and 3 read the states before the last layer of CLIP.
         hidden = "text_encoder_2" in self._components and name != "text_encoder_3"
-        calls = GraphCalls(graphs.TextGraph(encoder, hidden=hidden))
-        self.standing[name] = graphs.TextStandIn(encoder, {"text": calls})
+        calls = GraphCalls(pipeline_graphs.TextGraph(encoder, hidden=hidden))
+        self.standing[name] = pipeline_graphs.TextStandIn(encoder, {"text": calls})
         return calls
 
     def _denoiser_calls(self) -> GraphCalls:
         if self._transformer is not None:
-            calls = GraphCalls(graphs.TransformerGraph(self._transformer))
-            self.standing["transformer"] = graphs.TransformerStandIn(self._transformer, {"denoiser": calls})
+            calls = GraphCalls(pipeline_graphs.TransformerGraph(self._transformer))
+            self.standing["transformer"] = pipeline_graphs.TransformerStandIn(self._transformer, {"denoiser": calls})
             return calls
         unet = self._components["unet"]
-        calls = GraphCalls((graphs.XLUnetGraph if self._is_xl else graphs.UnetGraph)(unet))
-        self.standing["unet"] = graphs.UnetStandIn(unet, {"denoiser": calls})
+        calls = GraphCalls((pipeline_graphs.XLUnetGraph if self._is_xl else pipeline_graphs.UnetGraph)(unet))
+        self.standing["unet"] = pipeline_graphs.UnetStandIn(unet, {"denoiser": calls})
         return calls
 
     @property

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from torchserve_openvino.backend.runtime.compare import is_finite
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import NonFiniteOutputError
-from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
-from torchserve_openvino.generation.speech.graphs import SoundGraph, WhisperDecoderGraph, WhisperEncoderGraph
+from torchserve_openvino.generation.graph_calls import GraphCalls, SizedGraph
+from torchserve_openvino.generation.speech.whisper_graphs import SoundGraph, WhisperDecoderGraph, WhisperEncoderGraph
 
 # New tokens of one call of the decoder: one, or up to this many where there are several, as at the beginning. Whisper
 # begins with two to four; only prompts are longer, and take several calls.

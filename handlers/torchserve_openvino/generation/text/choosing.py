@@ -11,7 +11,7 @@ import torch
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.exporting.architecture import length_of
-from torchserve_openvino.generation.text.exporting.export import unpaged
+from torchserve_openvino.generation.text.exporting.exported_language_model import unpaged
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.engine import StepLimits
-from torchserve_openvino.generation.text.exporting.export import cache_argument
-from torchserve_openvino.generation.text.stepping import Rule, SteppingEngine
+from torchserve_openvino.generation.text.exporting.exported_language_model import cache_argument
+from torchserve_openvino.generation.text.stepping_engine import Rule, SteppingEngine
 
 
 class EagerSteps:

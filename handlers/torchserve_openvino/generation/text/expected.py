@@ -13,7 +13,7 @@ from torch import nn
 from torchserve_openvino.backend.runtime.build import compile_as_is
 from torchserve_openvino.backend.runtime.crashes.journal import Journal
 from torchserve_openvino.errors import ConfigError
-from torchserve_openvino.generation.text.exporting.export import TOKENS, cache_argument
+from torchserve_openvino.generation.text.exporting.exported_language_model import TOKENS, cache_argument
 from torchserve_openvino.report.progress import begin_step
 
 # Lengths of made-up prompts: shorter than a page of the cache, across one, several pages, several steps.

@@ -17,18 +17,18 @@ from torchserve_openvino.cache.identity.versions import source_digest, versions
 from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.errors import CompileDiedError, DamagedEntryError, ModelLoadError
+from torchserve_openvino.generation.text.engine_settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.generation.text.expected import Expected, Nearness, expect, nearness, proof_prompts
 from torchserve_openvino.generation.text.exporting import artifact
 from torchserve_openvino.generation.text.exporting.architecture import bounds, length_of
 from torchserve_openvino.generation.text.exporting.artifact import Facts
-from torchserve_openvino.generation.text.exporting.export import export
+from torchserve_openvino.generation.text.exporting.exported_language_model import export
 from torchserve_openvino.generation.text.exporting.weights import compressed, format_of
-from torchserve_openvino.generation.text.proof import GenerationProof
-from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.generation.text.generation_proof import GenerationProof
 from torchserve_openvino.passes.ov.gated_products import dies_on_gated_products, split_gated_products
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.quantized.checkpoint import Checkpoint
-from torchserve_openvino.quantized.graph import formats_of, name_weights, pack_linears
+from torchserve_openvino.quantized.pack_linears import formats_of, name_weights, pack_linears
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config

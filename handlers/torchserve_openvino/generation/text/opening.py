@@ -11,15 +11,15 @@ import psutil
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError, VerificationError
+from torchserve_openvino.generation.text.engine_settings import EngineSettings, check_device, end_tokens, properties
 from torchserve_openvino.generation.text.exporting.architecture import length_within
 from torchserve_openvino.generation.text.exporting.artifact import Facts
-from torchserve_openvino.generation.text.genai.batching import GenAIEngine
+from torchserve_openvino.generation.text.genai.child_process import begun
+from torchserve_openvino.generation.text.genai.genai_engine import GenAIEngine
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, PipelineSettings
-from torchserve_openvino.generation.text.genai.process import begun
 from torchserve_openvino.generation.text.genai.prompts import EngineLimits
+from torchserve_openvino.generation.text.generation_proof import AGAIN, GenerationProof, prove
 from torchserve_openvino.generation.text.making import Making
-from torchserve_openvino.generation.text.proof import AGAIN, GenerationProof, prove
-from torchserve_openvino.generation.text.settings import EngineSettings, check_device, end_tokens, properties
 from torchserve_openvino.report.progress import begin_step
 
 logger = logging.getLogger(__name__)

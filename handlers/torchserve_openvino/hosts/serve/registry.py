@@ -10,8 +10,8 @@ from typing import Any
 from torchserve_openvino.config.spelling import nearest
 from torchserve_openvino.errors import ConfigError, ModelLoadError, ModelMissingError, TorchServeOpenVINOError
 from torchserve_openvino.hosts.background import background
-from torchserve_openvino.hosts.serve.model import Record, ServedArchive, stamp_of
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
+from torchserve_openvino.hosts.serve.served_archive import Record, ServedArchive, stamp_of
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from torchserve_openvino.errors import (
     UnsupportedMediaTypeError,
 )
 from torchserve_openvino.hosts import http
-from torchserve_openvino.hosts.serve.model import ServedArchive
-from torchserve_openvino.hosts.serve.process import Pending
 from torchserve_openvino.hosts.serve.registry import Registry
+from torchserve_openvino.hosts.serve.served_archive import ServedArchive
+from torchserve_openvino.hosts.serve.worker_process import Pending
 from torchserve_openvino.serving.requests.messages import (
     EXPLAIN_HEADER,
     HEALTH_HEADER,

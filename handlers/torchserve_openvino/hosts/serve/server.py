@@ -24,9 +24,9 @@ from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
 from torchserve_openvino.hosts.serve.connections import Connection
-from torchserve_openvino.hosts.serve.model import FORGET, Record
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.hosts.serve.routes import Site
+from torchserve_openvino.hosts.serve.served_archive import FORGET, Record
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOErro
 from torchserve_openvino.files.json_text import JsonError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
+from torchserve_openvino.hosts.model_settings import LOG_FORMAT
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
-from torchserve_openvino.hosts.settings import LOG_FORMAT
 from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.serving.requests.messages import Request, Response
 

@@ -1,4 +1,4 @@
-"""The rules of `ops.registry`, by operator family; importing any of these modules imports them all."""
+"""The rules of `ops.rule_registry`, by operator family; importing any of these modules imports them all."""
 
 from torchserve_openvino.ops.rules import (
     complex_numbers as complex_numbers,

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops import fourier
 from torchserve_openvino.ops.names import RENAMES, op_name
-from torchserve_openvino.ops.registry import Decomposition, Rule, declare
+from torchserve_openvino.ops.rule_registry import Decomposition, Rule, declare
 
 aten = torch.ops.aten
 fft = fourier.OPERATORS

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.exact_fmod import exact_fmod
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.ops.registry import (
+from torchserve_openvino.ops.rule_registry import (
     INSTEAD,
     Check,
     Rule,

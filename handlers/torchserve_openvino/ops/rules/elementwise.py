@@ -11,7 +11,7 @@ from torch.fx import Node
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import op_name, packets
-from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, declare, decomposition
+from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Rule, declare, decomposition
 
 aten = torch.ops.aten
 Number = int | float | bool

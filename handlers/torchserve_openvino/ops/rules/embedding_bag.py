@@ -24,7 +24,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.names import op_name, value_of
 from torchserve_openvino.ops.openvino_values import array_of, int64
-from torchserve_openvino.ops.registry import Bags, Index, Rule, declare
+from torchserve_openvino.ops.rule_registry import Bags, Index, Rule, declare
 from torchserve_openvino.ops.symbolic_sizes import is_always_true
 
 _SUM, _MEAN, _MAX = 0, 1, 2

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchserve_openvino.ops.names import arguments_of, first_input, value_of
 from torchserve_openvino.ops.opaque_ops import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
 from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
-from torchserve_openvino.ops.registry import Movement, Rule, TracedCall, conversion, declare, decomposition
+from torchserve_openvino.ops.rule_registry import Movement, Rule, TracedCall, conversion, declare, decomposition
 
 aten = torch.ops.aten
 

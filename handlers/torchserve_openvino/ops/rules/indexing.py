@@ -18,7 +18,7 @@ from torchserve_openvino.ops import integers
 from torchserve_openvino.ops.names import arguments_of, first_input, is_empty, value_of
 from torchserve_openvino.ops.opaque_ops import BATCHED_NMS
 from torchserve_openvino.ops.openvino_values import int64, rank
-from torchserve_openvino.ops.registry import (
+from torchserve_openvino.ops.rule_registry import (
     FAILS,
     INSTEAD,
     SHAPE,

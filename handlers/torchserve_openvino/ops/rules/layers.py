@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchserve_openvino.ops.opaque_ops import multilabel_margin_loss
-from torchserve_openvino.ops.registry import (
+from torchserve_openvino.ops.rule_registry import (
     FAILS,
     INSTEAD,
     Decomposition,

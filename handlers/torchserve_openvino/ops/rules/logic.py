@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchserve_openvino.ops import value_range
 from torchserve_openvino.ops.names import packets
-from torchserve_openvino.ops.registry import INSTEAD, SHAPE, Movement, Rule, declare, decomposition
+from torchserve_openvino.ops.rule_registry import INSTEAD, SHAPE, Movement, Rule, declare, decomposition
 
 aten = torch.ops.aten
 Dims = list[int] | None

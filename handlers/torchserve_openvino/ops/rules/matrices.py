@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.names import arguments_of, first_input, packets, value_of
 from torchserve_openvino.ops.openvino_values import int64
-from torchserve_openvino.ops.registry import FAILS, INSTEAD, Rule, conversion, declare, decomposition
+from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Rule, conversion, declare, decomposition
 from torchserve_openvino.ops.rules.ordering import MOST_COMPARISONS
 from torchserve_openvino.ops.rules.shapes import on_cpu
 

@@ -9,7 +9,7 @@ from torch.fx import Node
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.memory_order import example_of
 from torchserve_openvino.ops.names import arguments_of, first_input
-from torchserve_openvino.ops.registry import FAILS, INSTEAD, Check, Lifted, Rule, declare, decomposition
+from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Check, Lifted, Rule, declare, decomposition
 
 aten = torch.ops.aten
 # Comparing each value with each boundary takes memory for all pairs.

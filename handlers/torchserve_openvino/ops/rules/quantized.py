@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.names import arguments_of, op_name, value_of
 from torchserve_openvino.ops.openvino_values import array_of, int64, rank
-from torchserve_openvino.ops.registry import Rule, declare
+from torchserve_openvino.ops.rule_registry import Rule, declare
 
 _TYPES = {torch.uint8: ov.Type.u8, torch.int8: ov.Type.i8}
 _NUMPY = {torch.uint8: np.uint8, torch.int8: np.int8}

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.ops.openvino_values import int64
-from torchserve_openvino.ops.registry import Rule, declare
+from torchserve_openvino.ops.rule_registry import Rule, declare
 
 aten = torch.ops.aten
 # Positions of torch's gates (LSTM: i, f, g, o; GRU: r, z, n) in OpenVINO's order.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import packets
-from torchserve_openvino.ops.registry import INSTEAD, Check, Lifted, Rule, TracedCall, declare, decomposition
+from torchserve_openvino.ops.rule_registry import INSTEAD, Check, Lifted, Rule, TracedCall, declare, decomposition
 from torchserve_openvino.ops.rules.elementwise import as_floats
 from torchserve_openvino.ops.rules.logic import all_over, any_over
 

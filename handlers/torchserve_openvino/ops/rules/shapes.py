@@ -14,7 +14,7 @@ from torch.fx import Node
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import first_input, op_name, packets, value_of
 from torchserve_openvino.ops.openvino_values import int64, rank, static_shape
-from torchserve_openvino.ops.registry import (
+from torchserve_openvino.ops.rule_registry import (
     INSTEAD,
     Movement,
     Rule,

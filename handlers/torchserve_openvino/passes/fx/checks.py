@@ -19,14 +19,14 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import NARROW_INTEGERS, Check, rule_of
+from torchserve_openvino.ops.rule_registry import NARROW_INTEGERS, Check, rule_of
 from torchserve_openvino.ops.symbolic_sizes import is_always_true
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.context import Bounds, PassContext
 from torchserve_openvino.passes.fx.index_range import selections
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 from torchserve_openvino.passes.fx.max_pools import holds_numbers, needs_numbers
 from torchserve_openvino.passes.fx.nodes import add_call, size_of
+from torchserve_openvino.passes.pass_context import Bounds, PassContext
 
 aten = torch.ops.aten
 

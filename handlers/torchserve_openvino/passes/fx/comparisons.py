@@ -6,8 +6,8 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import tensors_of, value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call, replace
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 _MIRRORED: dict[Any, Any] = {aten.gt.Tensor: aten.lt.Tensor, aten.ge.Tensor: aten.le.Tensor}

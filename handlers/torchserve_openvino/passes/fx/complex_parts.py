@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 # Returns the arguments that do to a part what those of a node do to pairs; None if the parts do not stay apart.

@@ -2,7 +2,7 @@
 
 from torch.fx import Graph
 
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 
 def insert_constants(graph: Graph, context: PassContext) -> None:

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.memory_order import layout_of
 from torchserve_openvino.ops.names import arguments_of, is_empty, tensors_of, value_of
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 # The arguments that determine which elements an operator overwrites: without any, its result is its first argument.

@@ -4,7 +4,7 @@ import torch
 from torch.fx import Graph
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 

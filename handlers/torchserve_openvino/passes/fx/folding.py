@@ -12,8 +12,8 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
+from torchserve_openvino.passes.pass_context import PassContext
 
 # A larger constant is not worth its memory.
 _MOST_BYTES = 64 * 2**20

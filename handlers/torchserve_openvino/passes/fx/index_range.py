@@ -12,8 +12,8 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import Movement, rule_of
-from torchserve_openvino.passes.context import Bounds
+from torchserve_openvino.ops.rule_registry import Movement, rule_of
+from torchserve_openvino.passes.pass_context import Bounds
 
 # The largest 32-bit integer: the end is not known in advance, and OpenVINO itself raises beyond it.
 _ANY = 2**31 - 1

@@ -22,9 +22,9 @@ from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.errors import InexactValueError
 from torchserve_openvino.ops.integers import Operands, largest, magnitude, most
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
-from torchserve_openvino.ops.registry import Movement, rule_of
+from torchserve_openvino.ops.rule_registry import Movement, rule_of
 from torchserve_openvino.ops.support import keeps_digits
-from torchserve_openvino.passes.context import Bounds, IntegerLimits
+from torchserve_openvino.passes.pass_context import Bounds, IntegerLimits
 
 INT32_MAX = 2**31 - 1
 EXACT_IN_FLOAT32 = 2**24

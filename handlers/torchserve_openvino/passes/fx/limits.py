@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.fx import Graph
 
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.context import Bounds, IntegerLimits, PassContext
 from torchserve_openvino.passes.fx.index_range import index_bounds
 from torchserve_openvino.passes.fx.int_range import input_limits
+from torchserve_openvino.passes.pass_context import Bounds, IntegerLimits, PassContext
 
 
 def limit_inputs(graph: Graph, context: PassContext) -> None:

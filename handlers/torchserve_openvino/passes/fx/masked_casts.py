@@ -13,9 +13,9 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.symbolic_sizes import is_always_true
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.int_range import is_cast_from_float
 from torchserve_openvino.passes.fx.nodes import add_call
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 _ELEMENTWISE = frozenset({

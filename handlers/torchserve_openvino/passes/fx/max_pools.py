@@ -14,8 +14,8 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops.names import arguments_of, op_name, packets, value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 POOLS = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)

@@ -5,8 +5,8 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.ops.value_range import ValueRanges
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call, size_of
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from torch.fx import Graph
 
 from torchserve_openvino.ops.opaque_ops import restore_original_ops
 from torchserve_openvino.ops.rules.complex_numbers import join_pairs
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 
 def restore_operators(graph: Graph, _: PassContext) -> None:

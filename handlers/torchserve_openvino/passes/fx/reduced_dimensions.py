@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import arguments_of, value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call, replace
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 

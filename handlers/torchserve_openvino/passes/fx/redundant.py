@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 _CAST = torch.ops.aten._to_copy.default
 # Types that hold all values of others exactly.

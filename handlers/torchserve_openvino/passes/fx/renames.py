@@ -3,7 +3,7 @@
 from torch.fx import Graph
 
 from torchserve_openvino.ops.names import RENAMES, op_name
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 
 def drop_renames(graph: Graph, context: PassContext) -> None:

@@ -4,8 +4,8 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import replace
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from torchserve_openvino.ops.names import arguments_of, value_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.fx.nodes import add_call, replace
+from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
 

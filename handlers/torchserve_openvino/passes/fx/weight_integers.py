@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.ops.names import op_name, tensors_of, value_of
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 # Keys in the ``meta`` of a node: it depends on weights only and is an integer; and why OpenVINO can't compute it.
 CLOSED, REFUSED = "openvino_closed_integer", "openvino_closed_reason"

@@ -26,11 +26,11 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value
 from torchserve_openvino.passes.ov.fused_chains import is_constant, upstream
 from torchserve_openvino.passes.ov.kernel_fusions import JOINS, MOVES, is_attention, rolled_by_nothing
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 _ATTENTION = "ScaledDotProductAttention"
 # Positions of its inputs.

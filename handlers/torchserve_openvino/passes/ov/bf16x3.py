@@ -25,8 +25,8 @@ from torchserve_openvino.backend.upstream._openvino_private import fuse_normaliz
 from torchserve_openvino.config.openvino.precisions import BF16X3
 from torchserve_openvino.config.openvino.properties import PRECISION
 from torchserve_openvino.ops.openvino_values import array_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.report.records import BF16X3_SUFFIX
 
 # What splitting a value of an operand and adding to a value of the result cost, in multiplications by weights that

@@ -12,8 +12,8 @@ from openvino import opset15 as ops
 from openvino.passes import ConstantFolding, Manager
 
 from torchserve_openvino.ops.openvino_values import array_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import NO_FUSION, is_constant
+from torchserve_openvino.passes.pass_context import PassContext
 
 _VARYING = frozenset({"Parameter", "ReadValue", "RandomUniform", "Multinomial"})
 # What OpenVINO surely folds; anything else is computed here, which is right too, but costs a compilation.

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import zero
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import upstream
 from torchserve_openvino.passes.ov.kernel_fusions import is_dequantized
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 _KINDS = {"Convolution": ops.convolution, "GroupConvolution": ops.group_convolution}
 # What may stand between integers and the weights that they are.

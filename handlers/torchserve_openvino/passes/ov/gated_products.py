@@ -11,10 +11,10 @@ from typing import Any
 import openvino as ov
 
 from torchserve_openvino.config.cores import allowed_cores
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import by_constant, is_constant
 from torchserve_openvino.passes.ov.kernel_fusions import before_moves
 from torchserve_openvino.passes.ov.rewiring import kept_apart, put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 
 def dies_on_gated_products(config: Mapping[str, Any]) -> bool:

@@ -38,9 +38,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import ELEMENTWISE, by_constant, is_constant
 from torchserve_openvino.passes.ov.rewiring import kept_apart, put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 _PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
 _ENDS = _PRODUCTS | {"Softmax"}

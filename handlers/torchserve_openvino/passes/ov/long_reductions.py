@@ -22,9 +22,9 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import int64, zero
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value, fold_known_shapes
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 # As many values are added up at once, by a running sum or along other axes than the last one.
 LONGEST_SUM = 2**14

@@ -1,8 +1,9 @@
 """Makes 4-bit constants of weights that have few enough values, which OpenVINO multiplies without unpacking them.
 
 Such a weight is a chain of Convert, Subtract, Multiply and operators that only rearrange, from a constant of 8-bit
-integers to a matrix product. The chain that takes its place (`quantized/graph.py`) has the same values in float32, bit
-by bit; a weight for which there is none stays as it is. What a model computes in float16, OpenVINO computes in float32.
+integers to a matrix product. The chain that takes its place (`quantized/pack_linears.py`) has the same values in
+float32, bit by bit; a weight for which there is none stays as it is. What a model computes in float16, OpenVINO
+computes in float32.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,9 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from torchserve_openvino.ops.openvino_values import array_of
-from torchserve_openvino.passes.context import PassContext
-from torchserve_openvino.quantized.graph import ordered, product
+from torchserve_openvino.passes.pass_context import PassContext
 from torchserve_openvino.quantized.layer import QuantizedLinear
+from torchserve_openvino.quantized.pack_linears import ordered, product
 
 _BYTES = {ov.Type.u8, ov.Type.i8}
 _NUMBERS = {ov.Type.f32, ov.Type.f16, ov.Type.i32, ov.Type.i64}

@@ -18,10 +18,10 @@ import torch
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import array_of
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import upstream
 from torchserve_openvino.passes.ov.kernel_fusions import MOVES, before_moves
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 # The largest finite number of bfloat16.
 _LARGEST = np.float32(2.0**127 * (2 - 2.0**-7))

@@ -11,9 +11,9 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import int64
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import is_constant
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 # Batch, channels, length.
 _RANK = 3

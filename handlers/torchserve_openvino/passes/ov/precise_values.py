@@ -16,11 +16,11 @@ from openvino import opset15 as ops
 
 from torchserve_openvino.backend.upstream._openvino_private import keep_in_f32
 from torchserve_openvino.ops.openvino_values import array_of, int64
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import upstream
 from torchserve_openvino.passes.ov.kernel_fusions import MOVES
 from torchserve_openvino.passes.ov.narrow_masks import rounds_to_bfloat16
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 _ANGLES = frozenset({"Sin", "Cos"})
 _PARTS = frozenset({"Concat", "Gather", "Pad", "Select", "Slice", "Split", "StridedSlice", "VariadicSplit"})

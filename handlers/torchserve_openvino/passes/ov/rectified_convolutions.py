@@ -10,9 +10,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.fused_chains import is_constant
 from torchserve_openvino.passes.ov.kernel_fusions import CONVOLUTIONS, MOVES, is_dequantized
+from torchserve_openvino.passes.pass_context import PassContext
 
 # Through which OpenVINO moves the scale of integers.
 _KEEP_INTEGERS = MOVES | {

@@ -10,7 +10,7 @@ tests/contract/test_openvino_memory.py shows it.
 import openvino as ov
 from openvino import opset15 as ops
 
-from torchserve_openvino.passes.context import PassContext
+from torchserve_openvino.passes.pass_context import PassContext
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 

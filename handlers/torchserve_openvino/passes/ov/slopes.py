@@ -12,10 +12,10 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import int64
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value
 from torchserve_openvino.passes.ov.rewiring import put_behind
 from torchserve_openvino.passes.ov.zero_signs import shows_sign_of_zero
+from torchserve_openvino.passes.pass_context import PassContext
 
 _ABOVE, _BELOW = frozenset({"Greater", "GreaterEqual"}), frozenset({"Less", "LessEqual"})
 

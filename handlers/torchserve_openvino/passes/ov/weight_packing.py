@@ -16,7 +16,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from torchserve_openvino.passes.context import Compile, PassContext
+from torchserve_openvino.passes.pass_context import Compile, PassContext
 
 # Type -> the two dimensions that its orientations swap, and whether the operator takes its weights with them swapped.
 _CONVOLUTIONS = {

@@ -13,9 +13,9 @@ import openvino as ov
 from openvino import opset15 as ops
 
 from torchserve_openvino.ops.openvino_values import int64
-from torchserve_openvino.passes.context import PassContext
 from torchserve_openvino.passes.ov.constant_parts import constant_value
 from torchserve_openvino.passes.ov.rewiring import put_behind
+from torchserve_openvino.passes.pass_context import PassContext
 
 _FLOATS = frozenset({ov.Type.f32, ov.Type.f16, ov.Type.bf16})
 # Return a zero of the sign of their input, if that is zero.

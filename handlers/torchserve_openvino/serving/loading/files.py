@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from torchserve_openvino.cache.storage.directory import foreign
-from torchserve_openvino.config.sections.handler import WeightsSection
+from torchserve_openvino.config.sections.openvino_section import WeightsSection
 from torchserve_openvino.errors import ModelLoadError, class_and_line
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.zip_bounds import why_unbounded
-from torchserve_openvino.serving.loading.checkpoint import advice, select_state
 from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.loading.labels import own_classes
+from torchserve_openvino.serving.loading.select_state import advice, select_state
 from torchserve_openvino.serving.loading.torchscript import load_torchscript
 
 # Far above any request that a worker would answer.

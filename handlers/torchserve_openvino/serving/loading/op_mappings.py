@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.errors import OpMappingError
 from torchserve_openvino.files.contained import OutsideError, contained

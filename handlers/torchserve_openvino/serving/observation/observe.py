@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.model_proxy import attribute_of
 from torchserve_openvino.backend.eager_watch import Eager, EagerWatch, compiled
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.methods import MethodGraph, Redirected, outermost

@@ -13,13 +13,13 @@ from torch import nn
 from torchserve_openvino.backend.eager_watch import Eager, EagerWatch, report_open
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.context import compiler_of
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.observation.observe import ROOT, Observer, Seen, UncopiedCallError, files_of
 from torchserve_openvino.serving.observation.parts import KEY, paths_of
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.torchserve.base import BaseHandler
 from torchserve_openvino.serving.torchserve.context import Headers
+from torchserve_openvino.serving.worker_context import compiler_of
 
 logger = logging.getLogger(__name__)
 

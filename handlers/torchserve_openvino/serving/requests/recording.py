@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.bench.bodies import suffix_of
-from torchserve_openvino.config.sections.handler import RecordSection
+from torchserve_openvino.config.sections.openvino_section import RecordSection
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.serving.loading.files import archived_file, private_folder

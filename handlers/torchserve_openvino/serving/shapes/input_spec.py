@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import OutsideDeclaredError
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

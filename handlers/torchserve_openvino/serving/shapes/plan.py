@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.config.sections.handler import OpenVINOSection, WarmupInput
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection, WarmupInput
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading import files as loading
 from torchserve_openvino.serving.modes import SERVING, Modes

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.report.quiet import quiet_libraries
-from torchserve_openvino.serving.loading.archive import batch_size_of, model_of
+from torchserve_openvino.serving.loading.archive_manifest import batch_size_of, model_of
 
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "

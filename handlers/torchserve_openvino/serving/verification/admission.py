@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.shapes.warmup import Case

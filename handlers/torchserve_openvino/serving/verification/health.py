@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.models import Models

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchserve_openvino.backend.runtime.compare import relative_tolerance, too_far, widened
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.serving.verification.measures import Measure, Measurement
 
 WORST = {"max_abs": max, "max_rel": max, "cosine": min, "top1_agreement": min}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchserve_openvino.backend.runtime.compare import widened
-from torchserve_openvino.config.sections.handler import MeasureSection
+from torchserve_openvino.config.sections.openvino_section import MeasureSection
 from torchserve_openvino.errors import ConfigError
 
 KEY = "handler.openvino.verify.measure"

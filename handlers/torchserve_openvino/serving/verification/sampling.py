@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.runtime.compare import output_tensors
-from torchserve_openvino.cache.identity.tensors import tensor_digest
+from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 

@@ -21,7 +21,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.serving.loading.files import private_folder

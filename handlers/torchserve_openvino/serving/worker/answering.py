@@ -9,8 +9,8 @@ from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.loading.archive import is_quantized
-from torchserve_openvino.serving.loading.model import ArchiveLoading
+from torchserve_openvino.serving.loading.archive_loading import ArchiveLoading
+from torchserve_openvino.serving.loading.archive_manifest import is_quantized
 from torchserve_openvino.serving.observation.own_code import OwnCode
 from torchserve_openvino.serving.ready import ReadyState
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, finish
@@ -23,9 +23,9 @@ from torchserve_openvino.serving.requests.phases import RequestTimes, current_re
 from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
+from torchserve_openvino.serving.torchserve.cached_metrics import metrics_of
 from torchserve_openvino.serving.torchserve.context import context_of, only, with_own_headers
 from torchserve_openvino.serving.torchserve.frontend_limits import most_response_bytes
-from torchserve_openvino.serving.torchserve.metrics import metrics_of
 from torchserve_openvino.serving.verification.health import Health, with_health
 
 # The worker whose handler is answering a batch: a `handle` that calls its base's must not start over.

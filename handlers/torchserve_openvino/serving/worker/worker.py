@@ -8,12 +8,11 @@ from typing import Any
 
 from torchserve_openvino.cache.open import state_folder
 from torchserve_openvino.config import ServingConfig, load_serving_config
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.report.progress import begin_step
-from torchserve_openvino.serving.context import MethodCompiler, WorkerContext
-from torchserve_openvino.serving.loading.archive import facts_of, is_quantized
+from torchserve_openvino.serving.loading.archive_manifest import facts_of, is_quantized
 from torchserve_openvino.serving.loading.files import read_samples
 from torchserve_openvino.serving.loading.op_mappings import load_archived_mappings
 from torchserve_openvino.serving.metrics import MetricsEmitter
@@ -35,6 +34,7 @@ from torchserve_openvino.serving.verification.health import Health
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.versions.start import admit_versions
 from torchserve_openvino.serving.worker.answering import Answering
+from torchserve_openvino.serving.worker_context import MethodCompiler, WorkerContext
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from torchserve_openvino.errors import NonFiniteOutputError
 from torchserve_openvino.serving.verification.measures import Measure
-from torchserve_openvino.tasks.audio.base import AudioHandler, Recording
+from torchserve_openvino.tasks.audio.audio_handler import AudioHandler, Recording
 from torchserve_openvino.tasks.forms import Scored
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import measure_of

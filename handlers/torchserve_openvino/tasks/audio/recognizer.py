@@ -9,10 +9,10 @@ from torch import nn
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.verification.measures import Measure, Top1
-from torchserve_openvino.tasks.audio.base import LENGTH, AudioHandler, AudioHead, Recording
+from torchserve_openvino.tasks.audio.audio_handler import LENGTH, AudioHandler, AudioHead, Recording
 from torchserve_openvino.tasks.catalog import encodes
-from torchserve_openvino.tasks.hub import RequestInput
-from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken
+from torchserve_openvino.tasks.hub_handler import RequestInput
+from torchserve_openvino.tasks.speech.speech_parameters import SpeechParameters, Spoken
 from torchserve_openvino.tasks.speech.transcriber import Transcriber
 
 

@@ -8,24 +8,24 @@ from typing import Any
 
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import VerificationError
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
-from torchserve_openvino.generation.parts import compile_parts
-from torchserve_openvino.generation.text import compiled
-from torchserve_openvino.generation.text.compiled import CompiledSteps, FullSequence
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
+from torchserve_openvino.generation.graph_calls import compile_parts
+from torchserve_openvino.generation.text import compiled_steps
+from torchserve_openvino.generation.text.compiled_steps import CompiledSteps, FullSequence
 from torchserve_openvino.generation.text.eager import EagerSteps
 from torchserve_openvino.generation.text.engine import StepLimits
+from torchserve_openvino.generation.text.engine_settings import end_tokens
 from torchserve_openvino.generation.text.expected import proof_prompts
 from torchserve_openvino.generation.text.exporting.weights import dequantized
-from torchserve_openvino.generation.text.proof import GenerationProof, prove
+from torchserve_openvino.generation.text.generation_proof import GenerationProof, prove
 from torchserve_openvino.generation.text.rules import Rules
-from torchserve_openvino.generation.text.settings import end_tokens
-from torchserve_openvino.generation.text.stepping import SteppingEngine
+from torchserve_openvino.generation.text.stepping_engine import SteppingEngine
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, load_model, read_config
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.worker_context import WorkerContext
 from torchserve_openvino.tasks.catalog import TASKS, loader_of
 
 logger = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ def open_compiled(folder: Path, context: WorkerContext, prompts: list[list[int]]
     started, config = time.perf_counter(), context.config
     section = config.openvino.generate
     assert config.backend is not None
-    compiled.check(section, config.backend.options.device, why)
+    compiled_steps.check(section, config.backend.options.device, why)
     settings = load_config(folder)
-    max_length = compiled.places_of(settings, section.max_length)
+    max_length = compiled_steps.places_of(settings, section.max_length)
     model = load_model(folder, loader_of(TASKS["text_generator"], settings.to_dict())).float()
-    generation = CompiledGeneration(model, compiled.sizes_of(settings, section, max_length))
-    count = compiled.running_at_once(section, generation.bytes_of_a_sequence())
+    generation = CompiledGeneration(model, compiled_steps.sizes_of(settings, section, max_length))
+    count = compiled_steps.running_at_once(section, generation.bytes_of_a_sequence())
     loaded = time.perf_counter()
     # Steps of the engine are no requests, which the worker counts.
     of_engine = replace(context, config=_in_precision(config), counters=Counters())
@@ -115,8 +115,8 @@ def _proven(
         return None
     vocabulary = generation.layout.vocabulary
     prompts, count = proof_prompts(configured, section.proof_tokens, limits.max_length, vocabulary, limits.eos)
-    references = compiled.referred(EagerSteps(generation.model), prompts, count)
-    logits = compiled.near(CompiledSteps(generation), references)
+    references = compiled_steps.referred(EagerSteps(generation.model), prompts, count)
+    logits = compiled_steps.near(CompiledSteps(generation), references)
     served: Any = FullSequence(engine, count) if generation.layout.encodes else engine
     proof = prove(served, [reference.expected for reference in references], logits, [section.computation], verify)
     if proof.passed:

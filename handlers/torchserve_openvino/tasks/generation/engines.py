@@ -15,21 +15,21 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.choosing import EngineChoice, choose, may_be_genai
-from torchserve_openvino.generation.text.compiled import check as check_compiled
-from torchserve_openvino.generation.text.compiled import places_of
+from torchserve_openvino.generation.text.compiled_steps import check as check_compiled
+from torchserve_openvino.generation.text.compiled_steps import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine
 from torchserve_openvino.generation.text.engine import Engine, EngineLoad
+from torchserve_openvino.generation.text.engine_settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.weights import dequantized
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.opening import Opened, open_engine
 from torchserve_openvino.generation.text.rules import Rules
-from torchserve_openvino.generation.text.settings import EngineSettings, end_tokens, properties
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading.hub import load_config, read_config
+from torchserve_openvino.serving.worker_context import WorkerContext
 from torchserve_openvino.tasks.generation.compiling import open_compiled
 
 # --- keeps a generator: an engine that dies is started again in the same worker -----------------------------------

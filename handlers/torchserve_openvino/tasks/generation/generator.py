@@ -19,7 +19,6 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.requests.batch_answer import finish
@@ -27,6 +26,7 @@ from torchserve_openvino.serving.requests.isolation import server_fault
 from torchserve_openvino.serving.requests.messages import EVENT_STREAM, JSON, Request, Response
 from torchserve_openvino.serving.requests.phases import MeasuredInference
 from torchserve_openvino.serving.torchserve.asynchronous import checked_frontend
+from torchserve_openvino.serving.worker_context import WorkerContext
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, wait_for_any
 from torchserve_openvino.tasks.generation.answers import FORMS, Generated, Plain, event
 from torchserve_openvino.tasks.generation.engines import (
@@ -37,13 +37,13 @@ from torchserve_openvino.tasks.generation.engines import (
     SupervisedEngine,
     started,
 )
-from torchserve_openvino.tasks.generation.fields import TextParameters
-from torchserve_openvino.tasks.generation.metrics import GenerationMetrics
+from torchserve_openvino.tasks.generation.generation_metrics import GenerationMetrics
 from torchserve_openvino.tasks.generation.reading import PROMPT, GenerationLimits, RequestReader, endpoint_of
-from torchserve_openvino.tasks.handler import TaskWorker
-from torchserve_openvino.tasks.hub import HubHandler
+from torchserve_openvino.tasks.generation.text_parameters import TextParameters
+from torchserve_openvino.tasks.hub_handler import HubHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, MODELS, models_body, openai_error
+from torchserve_openvino.tasks.task_handler import TaskWorker
 
 # --- one request of a call to a handler: what is generated for it, and what is sent -------------------------------
 

@@ -9,7 +9,7 @@ from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.serving.requests.json_body import check_json, parse_json
-from torchserve_openvino.tasks.generation.fields import (
+from torchserve_openvino.tasks.generation.text_parameters import (
     ChatRequest,
     CompletionRequest,
     Message,

@@ -11,20 +11,19 @@ from torchserve_openvino.errors import (
     ModelLoadError,
     NotExplainedError,
 )
+from torchserve_openvino.generation.graph_calls import compile_parts
 from torchserve_openvino.generation.images.loading import load, pipeline_folder
 from torchserve_openvino.generation.images.pictures import PictureMaker, rehearse
-from torchserve_openvino.generation.parts import compile_parts
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.messages import EVENT_STREAM, Request, Response
+from torchserve_openvino.serving.worker_context import WorkerContext
 from torchserve_openvino.tasks.catalog import TASKS
-from torchserve_openvino.tasks.handler import TaskHandler
 from torchserve_openvino.tasks.items import NO_EXPLANATIONS, body
 from torchserve_openvino.tasks.openai import LAST_EVENT, openai_error, unknown_path
-from torchserve_openvino.tasks.pictures.answers import PictureEvents, Pictures, entry_of, event, png, together
-from torchserve_openvino.tasks.pictures.parameters import (
+from torchserve_openvino.tasks.pictures.picture_answers import PictureEvents, Pictures, entry_of, event, png, together
+from torchserve_openvino.tasks.pictures.picture_parameters import (
     InputsRequest,
     PictureParameters,
     PromptRequest,
@@ -32,6 +31,7 @@ from torchserve_openvino.tasks.pictures.parameters import (
     read_openai,
 )
 from torchserve_openvino.tasks.pictures.request_limits import ImageRequest, PictureLimits
+from torchserve_openvino.tasks.task_handler import TaskHandler
 
 # What follows the model's path in a request's URL, in OpenAI's protocol; TorchServe passes it as a header.
 _OPENAI = "v1/images/generations"

@@ -7,14 +7,14 @@ from typing import Any
 
 from PIL import Image
 
-from torchserve_openvino.config.sections.handler import OpenVINOSection
+from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.images.components import PictureSize
 from torchserve_openvino.generation.images.pictures import ImageSettings, PictureMaker
-from torchserve_openvino.tasks import images
-from torchserve_openvino.tasks.hub import text_of
-from torchserve_openvino.tasks.pictures.parameters import MOST_SEED, PictureParameters, size_of
+from torchserve_openvino.tasks import picture_transforms
+from torchserve_openvino.tasks.hub_handler import text_of
+from torchserve_openvino.tasks.pictures.picture_parameters import MOST_SEED, PictureParameters, size_of
 
 KEY = "handler.openvino.image_generation"
 # Far above what any model reads: a longer text is not even split into tokens.
@@ -152,12 +152,12 @@ class PictureLimits:
             return None, None
         if not self._own.image_to_image:
             raise InvalidInputError(f"this model takes no pictures ({KEY}.image_to_image: false)")
-        picture = images.picture_of(parameters.image, self._section.image)
+        picture = picture_transforms.picture_of(parameters.image, self._section.image)
         if parameters.mask_image is None:
             if self._maker.components.inpaints_only:
                 raise InvalidInputError("this model only fills masks: send mask_image")
             return picture, None
-        mask = images.picture_of(parameters.mask_image, self._section.image)
+        mask = picture_transforms.picture_of(parameters.mask_image, self._section.image)
         if mask.size != picture.size:
             raise InvalidInputError(
                 f"mask_image has {mask.width} x {mask.height} pixels, image {picture.width} x {picture.height}"

@@ -9,7 +9,7 @@ from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.generation.speech.recordings import Segment, Transcript
 from torchserve_openvino.tasks.openai import RequestError, unknown_path
 from torchserve_openvino.tasks.request_body import parameters_of
-from torchserve_openvino.tasks.speech.parameters import OpenAIAudio
+from torchserve_openvino.tasks.speech.speech_parameters import OpenAIAudio
 
 # What follows model and version in the URL.
 TRANSCRIPTIONS, TRANSLATIONS = "v1/audio/transcriptions", "v1/audio/translations"

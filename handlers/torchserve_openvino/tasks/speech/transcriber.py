@@ -10,26 +10,26 @@ from typing import Any
 from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, VerificationError
-from torchserve_openvino.generation.parts import compile_parts
-from torchserve_openvino.generation.speech.proof import made_up, prove
+from torchserve_openvino.generation.graph_calls import compile_parts
 from torchserve_openvino.generation.speech.recordings import Sound, Transcript, TranscriptionSettings
-from torchserve_openvino.generation.speech.transcriber import SpeechModel
+from torchserve_openvino.generation.speech.speech_model import SpeechModel
+from torchserve_openvino.generation.speech.speech_proof import made_up, prove
 from torchserve_openvino.generation.speech.whisper_decoder import WhisperDecoder
-from torchserve_openvino.generation.text.proof import GenerationProof
-from torchserve_openvino.serving.context import WorkerContext
+from torchserve_openvino.generation.text.generation_proof import GenerationProof
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.policy import admit
 from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.plan import batch_sizes
-from torchserve_openvino.tasks.audio.base import RecordingHandler
+from torchserve_openvino.serving.worker_context import WorkerContext
+from torchserve_openvino.tasks.audio.audio_handler import RecordingHandler
 from torchserve_openvino.tasks.audio.sound import RecordingLimits, samples_of
-from torchserve_openvino.tasks.hub import RequestInput
+from torchserve_openvino.tasks.hub_handler import RequestInput
 from torchserve_openvino.tasks.openai import openai_error
 from torchserve_openvino.tasks.request_body import RequestBody
 from torchserve_openvino.tasks.speech import endpoints
-from torchserve_openvino.tasks.speech.parameters import SpeechParameters, Spoken, flattened
+from torchserve_openvino.tasks.speech.speech_parameters import SpeechParameters, Spoken, flattened
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.refusals import plain_refusal
-from torchserve_openvino.tasks.hub import text_of
+from torchserve_openvino.tasks.hub_handler import text_of
 from torchserve_openvino.tasks.openai import IGNORED, STRICT, RequestError, check_model, request_of
 from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ModelFacts, TeiForm, check_count
 

@@ -16,7 +16,7 @@ from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
 from torchserve_openvino.tasks.standard.classes import TeiPredict
 from torchserve_openvino.tasks.standard.form import Endpoint
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
+from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, TokenizedInput
 
 # --- explains a model's score for a text by its tokens, with integrated gradients, in eager PyTorch ---------------
 # Sundararajan et al., "Axiomatic Attribution for Deep Networks" (2017), over the embeddings of the tokens. TorchServe's

@@ -12,7 +12,7 @@ from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.hub import RequestInput
+from torchserve_openvino.tasks.hub_handler import RequestInput
 from torchserve_openvino.tasks.standard.embeddings import (
     OpenAIEmbeddings,
     TeiEmbed,
@@ -21,7 +21,14 @@ from torchserve_openvino.tasks.standard.embeddings import (
     word_weights,
 )
 from torchserve_openvino.tasks.standard.form import Endpoint, ModelFacts
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow, too_long
+from torchserve_openvino.tasks.text.text_handler import (
+    Outputs,
+    TextHandler,
+    TextHead,
+    TokenizedInput,
+    TokenRow,
+    too_long,
+)
 
 
 class PooledHead(TextHead):

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import RequestInput, text_of
+from torchserve_openvino.tasks.hub_handler import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow
+from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow
 
 # Each word comes with the whole text.
 _MOST = 1000

@@ -10,9 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from torchserve_openvino.errors import InvalidInputError, ItemError, NonFiniteOutputError
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import RequestInput, text_of
+from torchserve_openvino.tasks.hub_handler import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TextHead, TokenizedInput, TokenRow, too_long
+from torchserve_openvino.tasks.text.text_handler import (
+    Outputs,
+    TextHandler,
+    TextHead,
+    TokenizedInput,
+    TokenRow,
+    too_long,
+)
 
 # Window and overlap of transformers' question-answering pipeline (version 4; version 5 has none).
 _WINDOW, _OVERLAP = 384, 128

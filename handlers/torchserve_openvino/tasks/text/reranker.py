@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, NonFiniteOutputError
 from torchserve_openvino.serving.verification.measures import Independent, Measure
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.hub import RequestInput, text_of
+from torchserve_openvino.tasks.hub_handler import RequestInput, text_of
 from torchserve_openvino.tasks.request_body import Parameters, checked
 from torchserve_openvino.tasks.standard.form import Endpoint
 from torchserve_openvino.tasks.standard.ranking import DocumentRanking, TeiRanking
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
+from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, TokenizedInput
 
 
 class RankParameters(Parameters):

@@ -9,7 +9,7 @@ import torch
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
+from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, TokenizedInput
 
 
 class TokenParameters(Parameters):

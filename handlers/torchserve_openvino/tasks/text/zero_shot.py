@@ -9,10 +9,10 @@ from pydantic import Field
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import RequestInput, sentence_characters
+from torchserve_openvino.tasks.hub_handler import RequestInput, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
-from torchserve_openvino.tasks.text.base import Outputs, TextHandler, TokenizedInput
+from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, TokenizedInput
 
 
 class ZeroShotParameters(Parameters):

@@ -9,7 +9,7 @@ from pydantic import Field
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
-from torchserve_openvino.tasks.vision.base import PreparedPicture, VisionHandler
+from torchserve_openvino.tasks.vision.vision_handler import PreparedPicture, VisionHandler
 
 
 class ClassifierParameters(Parameters):

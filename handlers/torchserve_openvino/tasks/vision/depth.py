@@ -10,9 +10,9 @@ from torchserve_openvino.errors import PayloadTooLargeError
 from torchserve_openvino.serving.verification.measures import Measure, Relative
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.images import check_resized
+from torchserve_openvino.tasks.picture_transforms import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead, png
+from torchserve_openvino.tasks.vision.vision_handler import Outputs, PreparedPicture, VisionHandler, VisionHead, png
 
 # More numbers would take hundreds of megabytes: as Python's lists in an envelope, and as JSON.
 _MOST_NUMBERS = 4_000_000

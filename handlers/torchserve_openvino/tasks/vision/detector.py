@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from torchserve_openvino.serving.verification.measures import Detections, Measure
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
+from torchserve_openvino.tasks.vision.vision_handler import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 # Models whose last class is "no object"; `post_process_object_detection` of all others takes sigmoids.
 _SOFTMAX = frozenset({"detr", "yolos", "table-transformer"})

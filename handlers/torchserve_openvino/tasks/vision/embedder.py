@@ -11,7 +11,7 @@ from torch import nn
 from torchserve_openvino.serving.verification.measures import Cosine, Measure
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
+from torchserve_openvino.tasks.vision.vision_handler import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 logger = logging.getLogger(__name__)
 

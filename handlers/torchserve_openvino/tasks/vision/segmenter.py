@@ -8,9 +8,9 @@ import torch
 from torchserve_openvino.serving.verification.measures import Measure, Top1
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.forms import Answer
-from torchserve_openvino.tasks.images import check_resized
+from torchserve_openvino.tasks.picture_transforms import check_resized
 from torchserve_openvino.tasks.request_body import Parameters
-from torchserve_openvino.tasks.vision.base import PreparedPicture, VisionHandler, png
+from torchserve_openvino.tasks.vision.vision_handler import PreparedPicture, VisionHandler, png
 
 
 class SegmenterParameters(Parameters):

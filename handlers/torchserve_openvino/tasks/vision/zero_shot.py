@@ -9,16 +9,16 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PayloadTooLargeError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.verification.measures import Measure, Similarities
 from torchserve_openvino.tasks.forms import Scored
-from torchserve_openvino.tasks.hub import RequestInput, sentence_characters
+from torchserve_openvino.tasks.hub_handler import RequestInput, sentence_characters
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import probabilities
-from torchserve_openvino.tasks.vision.base import Outputs, PreparedPicture, VisionHandler, VisionHead
+from torchserve_openvino.tasks.vision.vision_handler import Outputs, PreparedPicture, VisionHandler, VisionHead
 
 _MOST_LABELS = 256
 # Requests repeat their labels; the vectors of this many texts are kept.

@@ -1,4 +1,4 @@
-"""Compiles one model, and ends: `trial.py` sees how. Imports nothing but OpenVINO.
+"""Compiles one model, and ends: `compile_trial.py` sees how. Imports nothing but OpenVINO.
 
 Reads a line of JSON from standard input: ``path`` of the model or blob, ``device``, ``properties``, ``libraries``.
 """

@@ -16,7 +16,7 @@ from torchserve_openvino.cache.identity.versions import source_digest, versions
 from torchserve_openvino.cache.storage.store import Entry, Store
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import DamagedEntryError
-from torchserve_openvino.generation.text.exporting.export import CacheShape
+from torchserve_openvino.generation.text.exporting.exported_language_model import CacheShape
 from torchserve_openvino.passes.digests import described
 from torchserve_openvino.passes.ov.gated_products import split_gated_products
 

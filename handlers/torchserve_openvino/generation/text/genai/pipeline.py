@@ -15,7 +15,7 @@ import openvino as ov
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
+from torchserve_openvino.generation.text.genai.engine_messages import End, SequenceUpdate
 
 # Tokens in one page of the cache on CPU; tests/contract pins it.
 PAGE = 32

@@ -12,7 +12,7 @@ from torchserve_openvino.generation.text.engine import (
     Sampling,
     check_sampling,
 )
-from torchserve_openvino.generation.text.genai.messages import End, SequenceUpdate
+from torchserve_openvino.generation.text.genai.engine_messages import End, SequenceUpdate
 from torchserve_openvino.generation.text.genai.pipeline import PAGE
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
 from torchserve_openvino.errors import class_and_line, first_line
-from torchserve_openvino.generation.text.genai.messages import (
+from torchserve_openvino.generation.text.genai.engine_messages import (
     Add,
     Cancel,
     Close,
@@ -20,7 +20,7 @@ from torchserve_openvino.generation.text.genai.messages import (
     command_of,
     update_bytes,
 )
-from torchserve_openvino.generation.text.genai.parts import LongPrompts, Pages, SharedPrefixes, hashes_of
+from torchserve_openvino.generation.text.genai.long_prompts import LongPrompts, Pages, SharedPrefixes, hashes_of
 from torchserve_openvino.generation.text.genai.pipeline import Pipeline, Running
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.ops.registry import Decomposition, Rule, declare, stays_whole
+from torchserve_openvino.ops.rule_registry import Decomposition, Rule, declare, stays_whole
 from torchserve_openvino.ops.rules.precision.narrow_integers import in_32_bits, product_in_bytes
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.ops.registry import NARROW_INTEGERS, Decomposition, Rule, declare
+from torchserve_openvino.ops.rule_registry import NARROW_INTEGERS, Decomposition, Rule, declare
 
 aten = torch.ops.aten
 _BYTES = frozenset({torch.uint8, torch.int8})

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchserve_openvino.ops.registry import INSTEAD, Rule, decomposition
+from torchserve_openvino.ops.rule_registry import INSTEAD, Rule, decomposition
 from torchserve_openvino.ops.rules.elementwise import as_floats
 
 aten = torch.ops.aten

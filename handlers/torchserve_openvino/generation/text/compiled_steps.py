@@ -9,14 +9,14 @@ from torch import Tensor
 
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.generation.compiled.compiled_generation import CompiledGeneration
 from torchserve_openvino.generation.compiled.layout import GraphSizes
-from torchserve_openvino.generation.compiled.model import CompiledGeneration
 from torchserve_openvino.generation.text.eager import EagerSteps, first_token
 from torchserve_openvino.generation.text.engine import Sampling, Stream
+from torchserve_openvino.generation.text.engine_settings import check_device
 from torchserve_openvino.generation.text.expected import RIVALS, Expected, Nearness, nearness_of
 from torchserve_openvino.generation.text.exporting.architecture import USUAL_LENGTH, bounds
-from torchserve_openvino.generation.text.settings import check_device
-from torchserve_openvino.generation.text.stepping import SteppingEngine, Steps
+from torchserve_openvino.generation.text.stepping_engine import SteppingEngine, Steps
 
 _KEY = "handler.openvino.generate"
 # Unset, sequences are shorter than with pages: each step computes with all places, filled or not.

@@ -14,8 +14,16 @@ from collections.abc import Sequence
 
 from torchserve_openvino.errors import BusyError, GenerationError
 from torchserve_openvino.generation.text.engine import DiesOnError, EngineLoad, PromptStream, Sampling
-from torchserve_openvino.generation.text.genai.messages import Add, Cancel, Close, Command, End, SequenceUpdate, Update
-from torchserve_openvino.generation.text.genai.process import Link
+from torchserve_openvino.generation.text.genai.child_process import Link
+from torchserve_openvino.generation.text.genai.engine_messages import (
+    Add,
+    Cancel,
+    Close,
+    Command,
+    End,
+    SequenceUpdate,
+    Update,
+)
 from torchserve_openvino.generation.text.genai.prompts import (
     AcceptedPrompt,
     EngineLimits,

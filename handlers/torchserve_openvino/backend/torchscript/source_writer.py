@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.backend.torchscript.calls import PLAIN, CallLines
+from torchserve_openvino.backend.torchscript.call_lines import PLAIN, CallLines
 from torchserve_openvino.backend.torchscript.lines import PREFIX, Constant, PythonSource, UntranslatableError
 from torchserve_openvino.backend.torchscript.scalar_ops import CHANGING, WITHOUT_EFFECT
 from torchserve_openvino.backend.upstream._torch_script import inlined_graph, source_of

@@ -10,7 +10,7 @@ from torchserve_openvino.config.torchserve_keys import check_torchserve_keys
 from torchserve_openvino.config.yaml_source import Source, openvino_section
 from torchserve_openvino.errors import ConfigError, PackagingError
 from torchserve_openvino.packaging.archive import read_packed_config
-from torchserve_openvino.serving.loading.archive import MANIFEST
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 # TorchServe's defaults.

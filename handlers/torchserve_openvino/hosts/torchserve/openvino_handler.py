@@ -3,7 +3,7 @@
 from typing import Any
 
 from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
-from torchserve_openvino.serving.torchserve.handler import HandlerBase
+from torchserve_openvino.serving.torchserve.handler_base import HandlerBase
 
 
 class OpenVINOHandler(HandlerBase):

@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.generation.method_compiler import METHOD_COMPILERS
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.observation.observe import Seen
 from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.serving.torchserve.handler import HandlerBase
+from torchserve_openvino.serving.torchserve.handler_base import HandlerBase
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.serving.worker.worker import Worker
+from torchserve_openvino.serving.worker_context import WorkerContext
 
 
 class TaskWorker(Worker):

@@ -14,13 +14,13 @@ from torchserve_openvino.cache.storage.directory import open_root
 from torchserve_openvino.cache.storage.remote import is_remote
 from torchserve_openvino.config import ConfigErrors, ServingConfig, load_serving_config
 from torchserve_openvino.config.fields import is_handler_file
-from torchserve_openvino.config.sections.handler import WeightsSection
+from torchserve_openvino.config.sections.openvino_section import WeightsSection
 from torchserve_openvino.errors import CacheDirectoryError, ConfigError, ModelLoadError
 from torchserve_openvino.generation.text.exporting.weights import format_of
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.packaging.tuned import tuned_elsewhere
 from torchserve_openvino.quantized.scheme import scheme_of
-from torchserve_openvino.serving.loading.archive import has_f32, model_of, not_quantized
+from torchserve_openvino.serving.loading.archive_manifest import has_f32, model_of, not_quantized
 from torchserve_openvino.serving.loading.hub import hub_folder, read_config
 from torchserve_openvino.serving.loading.labels import read_labels
 from torchserve_openvino.tasks.catalog import TASKS
@@ -232,9 +232,9 @@ def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection)
         own: Whether the archive's own code reads the file.
         section: Where the file has the weights.
     """
-    from torchserve_openvino.serving.loading.checkpoint import select_state
     from torchserve_openvino.serving.loading.exported_program import check_exported
     from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, read_state
+    from torchserve_openvino.serving.loading.select_state import select_state
     from torchserve_openvino.serving.loading.torchscript import check_torchscript
 
     if not path.is_file():
@@ -263,8 +263,8 @@ def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection)
 
 def _wrapped_names(path: Path) -> Iterator[str]:
     """Yields a sentence if the names of weights have a prefix that the model's own hardly have."""
-    from torchserve_openvino.serving.loading.checkpoint import wrapper_prefix
     from torchserve_openvino.serving.loading.files import read_state
+    from torchserve_openvino.serving.loading.select_state import wrapper_prefix
 
     try:
         prefix = wrapper_prefix(read_state(path, mapped=True))

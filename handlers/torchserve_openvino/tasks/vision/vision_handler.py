@@ -16,12 +16,12 @@ from PIL import Image
 from pydantic import Field
 from torch import nn
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks import images
-from torchserve_openvino.tasks.hub import HubHandler, RequestInput
+from torchserve_openvino.tasks import picture_transforms
+from torchserve_openvino.tasks.hub_handler import HubHandler, RequestInput
 from torchserve_openvino.tasks.request_body import RequestBody, parameters_of
 
 Outputs = tuple[torch.Tensor, ...]
@@ -178,11 +178,11 @@ class VisionHandler(HubHandler):
 
     def warm_decoding(self) -> None:
         """Decodes photos."""
-        images.warm(self._openvino.config.openvino.image)
+        picture_transforms.warm(self._openvino.config.openvino.image)
 
     def decode(self, item: RequestInput) -> PreparedPicture:
         """Decodes one picture, and prepares it for the model."""
-        return self.prepared(item, images.picture_of(item.input, self._openvino.config.openvino.image))
+        return self.prepared(item, picture_transforms.picture_of(item.input, self._openvino.config.openvino.image))
 
     def prepared(self, part: RequestInput, picture: Image.Image) -> PreparedPicture:
         """Returns a picture as the model's inputs.
@@ -198,7 +198,7 @@ class VisionHandler(HubHandler):
         if (side := unbounded_side(self.processor)) is not None:
             size = (round(side * width / min(width, height)), round(side * height / min(width, height)))
             what = f"the picture of {width} x {height} pixels, with its shorter side resized,"
-            images.check_resized(*size, self._openvino.config.openvino.image, what)
+            picture_transforms.check_resized(*size, self._openvino.config.openvino.image, what)
         try:
             tensors = processed(self.processor, picture, self._settings)
         except ValueError as error:

@@ -14,8 +14,8 @@ import psutil
 
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.hosts.batch_delay import BatchDelay
-from torchserve_openvino.hosts.serve.process import Pending, RefusedError, WorkerLostError, WorkerProcess
-from torchserve_openvino.hosts.settings import ModelSettings
+from torchserve_openvino.hosts.model_settings import ModelSettings
+from torchserve_openvino.hosts.serve.worker_process import Pending, RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.requests.messages import Response, unavailable
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torchserve_openvino.config.sections.handler import WeightsSection
+from torchserve_openvino.config.sections.openvino_section import WeightsSection
 from torchserve_openvino.errors import ModelLoadError
 
 KEY = "handler.openvino.weights"

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops import op_name
-from torchserve_openvino.ops.registry import rule_of
+from torchserve_openvino.ops.rule_registry import rule_of
 
 # torch's names; after a colon OpenVINO's name, where it differs.
 UNARY = {

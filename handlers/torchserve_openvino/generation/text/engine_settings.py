@@ -7,7 +7,7 @@ from typing import Any
 
 from torchserve_openvino.backend.runtime.build import device_capabilities
 from torchserve_openvino.config.sections.generate import GenerateSection
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.files.json_text import JsonError, read_json_object
 

@@ -26,7 +26,7 @@ from torchserve_openvino.packaging.quantizing.exporting import exported, quantiz
 from torchserve_openvino.packaging.quantizing.gate import gated
 from torchserve_openvino.packaging.quantizing.samples import Caller, Samples, distinct_shapes, read, shared_items
 from torchserve_openvino.report.quiet import quiet_libraries
-from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, model_of
+from torchserve_openvino.serving.loading.archive_manifest import QUANTIZED_MODEL, model_of
 from torchserve_openvino.serving.loading.exported_program import load_program
 from torchserve_openvino.serving.torchserve.archive_loader import load_without_server
 from torchserve_openvino.serving.torchserve.base import worker_of
@@ -34,7 +34,7 @@ from torchserve_openvino.serving.torchserve.base import worker_of
 # Prefixes of the line with the result, of the one with an error, and of those that tell how it goes on.
 RESULT, ERROR = "torchserve-openvino-quantized: ", "torchserve-openvino-refused: "
 STEP = "torchserve-openvino-step: "
-logger = logging.getLogger("torchserve_openvino.packaging.quantizing.worker")
+logger = logging.getLogger("torchserve_openvino.packaging.quantizing.quantizing_worker")
 
 
 def main(archive: Path, beside: Path, out: Path, built: Path | None = None) -> None:

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.generation.text.genai import child
-from torchserve_openvino.generation.text.genai.messages import Command, Update, command_bytes, update_of
+from torchserve_openvino.generation.text.genai import child_main
+from torchserve_openvino.generation.text.genai.engine_messages import Command, Update, command_bytes, update_of
 from torchserve_openvino.generation.text.genai.pipeline import PipelineSettings
 
 _END_SECONDS = 10.0
@@ -132,7 +132,7 @@ def begun() -> Iterator[Child]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", child.__name__, str(theirs.fileno())],
+            [sys.executable, "-m", child_main.__name__, str(theirs.fileno())],
             # TorchServe reads metrics from the worker's output, whose lines must not be torn.
             stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
             # It imports what this process imports, from wherever that is.

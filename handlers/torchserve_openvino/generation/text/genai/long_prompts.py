@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchserve_openvino.generation.text.engine import Sampling
-from torchserve_openvino.generation.text.genai.messages import Add
+from torchserve_openvino.generation.text.genai.engine_messages import Add
 from torchserve_openvino.generation.text.genai.pipeline import PAGE, Pipeline, Running
 
 # --- scheduling of prompts with shared prefixes -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError, PayloadTooLargeError
 from torchserve_openvino.serving.loading import hub
-from torchserve_openvino.serving.loading.archive import has_f32
+from torchserve_openvino.serving.loading.archive_manifest import has_f32
 from torchserve_openvino.serving.loading.labels import LABELS, read_labels
 from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, cheapest_groups

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, FiniteFloat, create_model
 
 from torchserve_openvino.errors import InvalidInputError
-from torchserve_openvino.tasks.hub import text_of
+from torchserve_openvino.tasks.hub_handler import text_of
 from torchserve_openvino.tasks.request_body import Parameters, parameters_of, parse_body
 
 # The largest seed that torch's generators take.

@@ -2,7 +2,7 @@
 
 Made-up recordings (tones, noise, silence; shorter and longer than the model's window) are transcribed by transformers'
 ``generate`` in eager PyTorch and in the compiled pieces, each alone and all that are short together. What counts as
-equal is said in `generation/text/proof.py`; after a token that differs, a recording is not compared further.
+equal is said in `generation/text/generation_proof.py`; after a token that differs, a recording is not compared further.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.generation.speech.recordings import QUIET
 from torchserve_openvino.generation.text.expected import Expected, Nearness
-from torchserve_openvino.generation.text.proof import Count, GenerationProof, compare, least_exact, problems_of
+from torchserve_openvino.generation.text.generation_proof import (
+    Count,
+    GenerationProof,
+    compare,
+    least_exact,
+    problems_of,
+)
 
 # Lengths of the recordings in windows of the model.
 _TONES, _NOISE, _SILENCE, _LONG = 0.1, 0.4, 1.0, 1.3

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.report import CompileReport, Tracker
 from torchserve_openvino.serving.compilation import Prepared
-from torchserve_openvino.serving.context import WorkerContext
 from torchserve_openvino.serving.models import Models
 from torchserve_openvino.serving.modes import SERVING
 from torchserve_openvino.serving.prepare import Preparation, probe_shapes
 from torchserve_openvino.serving.shapes.plan import Shapes
 from torchserve_openvino.serving.verification.measures import Relative
+from torchserve_openvino.serving.worker_context import WorkerContext
 
 # --- graphs of a pipeline or of a loop that generates: compiled each by itself, and called in the models' place
 

@@ -13,14 +13,14 @@ from pydantic import Field
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.tasks.audio.sound import SECTION, RecordingLimits, samples_of
-from torchserve_openvino.tasks.hub import HubHandler, RequestInput
+from torchserve_openvino.tasks.hub_handler import HubHandler, RequestInput
 from torchserve_openvino.tasks.request_body import RequestBody
-from torchserve_openvino.tasks.text.base import doublings
+from torchserve_openvino.tasks.text.text_handler import doublings
 
 # --- what all audio tasks have in common: how a request brings a recording ----------------------------------------
 

@@ -31,7 +31,7 @@ from torchserve_openvino.config.fields import (
 )  # fmt: skip
 from torchserve_openvino.config.sections.generate import GenerateSection
 from torchserve_openvino.config.sections.quantize import QuantizeSection
-from torchserve_openvino.config.sections.tasks import (
+from torchserve_openvino.config.sections.task_sections import (
     AudioSection,
     ImageGenerationSection,
     ImageSection,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchserve_openvino.config.sections.handler import VerifySection
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import BusyError
 from torchserve_openvino.generation.text.engine import Engine, Sampling, Stream
 from torchserve_openvino.generation.text.expected import Expected, Nearness

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.config.sections.handler import WarmupInput
+from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import (
     InvalidInputError,
     ItemError,
@@ -22,7 +22,7 @@ from torchserve_openvino.errors import (
 )
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.serving.shapes.input_spec import Inputs
-from torchserve_openvino.tasks.hub import HubHandler, RequestInput, text_of
+from torchserve_openvino.tasks.hub_handler import HubHandler, RequestInput, text_of
 from torchserve_openvino.tasks.standard.form import Counted
 
 # --- token sequences: what the tokenizer makes of texts, and how they become the model's tensors ------------------

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import nn
 
-from torchserve_openvino.config.sections.tasks import ImageSection
+from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError, UnsupportedMediaTypeError
 from torchserve_openvino.serving.requests.json_body import array_of

@@ -11,7 +11,7 @@ from torch import nn
 from torchserve_openvino.config import ServingConfig
 from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading import files as loading
-from torchserve_openvino.serving.loading.archive import QUANTIZED_MODEL, has_f32, is_quantized, not_quantized
+from torchserve_openvino.serving.loading.archive_manifest import QUANTIZED_MODEL, has_f32, is_quantized, not_quantized
 from torchserve_openvino.serving.loading.files import is_exported, load_without_class
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchserve_openvino.generation.parts import GraphCalls
+from torchserve_openvino.generation.graph_calls import GraphCalls
 
 Tensor = torch.Tensor
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchserve_openvino.backend.upstream._openvino_private import exported_to_model, make_stateful, page_attention
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.ops.registry import computes
+from torchserve_openvino.ops.rule_registry import computes
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -10,8 +10,8 @@ from typing import Any
 
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.files.json_text import read_json_object
-from torchserve_openvino.packaging.quantizing import worker
-from torchserve_openvino.serving.loading.archive import MANIFEST, QUANTIZED, QUANTIZED_MODEL
+from torchserve_openvino.packaging.quantizing import quantizing_worker
+from torchserve_openvino.serving.loading.archive_manifest import MANIFEST, QUANTIZED, QUANTIZED_MODEL
 from torchserve_openvino.serving.loading.hub import hub_folder
 from torchserve_openvino.tasks.catalog import TASKS
 
@@ -60,7 +60,8 @@ def _remove_f32(folder: Path) -> None:
 
 
 def _run(folder: Path, beside: Path, out: Path, exported: Path | None, log: Callable[[str], None]) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", worker.__name__, str(folder.resolve()), str(beside), str(out)]
+    command = [sys.executable, "-W", "ignore", "-m", quantizing_worker.__name__]
+    command += [str(folder.resolve()), str(beside), str(out)]
     command += [str(exported.resolve())] if exported is not None else []
     last: list[str] = []
     facts: dict[str, Any] | None = None
@@ -69,12 +70,12 @@ def _run(folder: Path, beside: Path, out: Path, exported: Path | None, log: Call
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(worker.RESULT):
-                facts = json.loads(line.removeprefix(worker.RESULT))
-            elif line.startswith(worker.ERROR):
-                raise PackagingError(json.loads(line.removeprefix(worker.ERROR)))
-            elif line.startswith(worker.STEP):
-                log(line.removeprefix(worker.STEP).rstrip())
+            if line.startswith(quantizing_worker.RESULT):
+                facts = json.loads(line.removeprefix(quantizing_worker.RESULT))
+            elif line.startswith(quantizing_worker.ERROR):
+                raise PackagingError(json.loads(line.removeprefix(quantizing_worker.ERROR)))
+            elif line.startswith(quantizing_worker.STEP):
+                log(line.removeprefix(quantizing_worker.STEP).rstrip())
             else:
                 last = [*last[1 - _LAST_LINES :], line.rstrip()]
     if process.returncode or facts is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchserve_openvino.backend import eager_watch
 from torchserve_openvino.errors import InvalidInputError, ModelLoadError
 from torchserve_openvino.generation.compiled.layout import IDS, GraphSizes, layout_of, memory, model_input
-from torchserve_openvino.generation.parts import GraphCalls, SizedGraph
+from torchserve_openvino.generation.graph_calls import GraphCalls, SizedGraph
 from torchserve_openvino.serving.modes import SERVING
 from torchserve_openvino.serving.shapes.inputs import ordinary
 from torchserve_openvino.serving.shapes.plan import Shapes
@@ -40,7 +40,7 @@ class CompiledGeneration:
 
     def __init__(self, model: nn.Module, sizes: GraphSizes) -> None:
         # Imported here: they import transformers, which takes seconds.
-        from torchserve_openvino.generation.compiled import caches, graphs
+        from torchserve_openvino.generation.compiled import caches, step_graphs
 
         self.model, self.sizes = model, sizes
         self.layout = layout = layout_of(model, sizes)
@@ -48,22 +48,22 @@ class CompiledGeneration:
         batches, bare = sizes.batches, _bare(model)
         decoder = with_tables(bare, sizes.places)
         self._steps = {
-            count: RowCalls(f"step of {count}" if count > 1 else "step", graphs.StepGraph(decoder, layout, count),
+            count: RowCalls(f"step of {count}" if count > 1 else "step", step_graphs.StepGraph(decoder, layout, count),
                             batches, self._made_step(count))
             for count in sorted({1, *sizes.steps})
         }  # fmt: skip
         self._encoders: dict[int, RowCalls] = {}
         self._cross: RowCalls | None = None
         if layout.encodes:
-            self._cross = RowCalls("cross-attention", graphs.CrossGraph(bare, layout), batches, self._make_hidden)
+            self._cross = RowCalls("cross-attention", step_graphs.CrossGraph(bare, layout), batches, self._make_hidden)
             masked = model_input(model) == IDS
             for length in sorted(sizes.texts) if masked else [0]:
-                graph = graphs.EncoderGraph(model, masked=masked)
+                graph = step_graphs.EncoderGraph(model, masked=masked)
                 name = f"encoder of {length}" if length else "encoder"
                 self._encoders[length] = RowCalls(name, graph, batches, self._made_text(length))
 
     def parts(self) -> Iterator[SizedGraph]:
-        """Yields the graphs to compile (`generation.parts.compile_parts`)."""
+        """Yields the graphs to compile (`generation.graph_calls.compile_parts`)."""
         cross = [self._cross] if self._cross is not None else []
         for rows in (*self._encoders.values(), *cross, *self._steps.values()):
             yield rows.part

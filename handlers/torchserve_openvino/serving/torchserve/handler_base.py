@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from torchserve_openvino.config.fields import is_handler_file
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.context import MethodCompiler
 from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.serving.requests.messages import EnvelopeKind
 from torchserve_openvino.serving.torchserve.base import HAS_TORCHSERVE, BaseHandler, missing_torchserve, worker_of
 from torchserve_openvino.serving.torchserve.calls import answered_call
 from torchserve_openvino.serving.worker.worker import Worker
+from torchserve_openvino.serving.worker_context import MethodCompiler
 
 # Methods that TorchServe calls from outside, and that this package has to enter first.
 _ENTRIES = frozenset({"handle", "initialize"})

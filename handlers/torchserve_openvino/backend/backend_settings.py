@@ -17,7 +17,7 @@ from torchserve_openvino.backend.routes.partition_cache import PartitionCache
 from torchserve_openvino.backend.runtime.compare import FirstComparison
 from torchserve_openvino.backend.runtime.crashes.journal import Journal
 from torchserve_openvino.backend.runtime.execute import EagerCopy, FallbackPartition
-from torchserve_openvino.backend.runtime.memory import OutputMemory
+from torchserve_openvino.backend.runtime.output_memory import OutputMemory
 from torchserve_openvino.backend.upstream._openvino_private import frontend_converts, undecomposed, upstream_supported
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.ops import SupportTable, decomposition_table, is_composite
