@@ -103,7 +103,7 @@ STAGES = (
     "upstream", "partitioning", "conversion", "runtime", "routes", "torchscript", "capture", "runners",
 )  # fmt: skip
 BESIDE = {
-    "spec": "", "instrumentation": "routes", "settings": "routes",
+    "spec": "", "instrumentation": "routes", "backend_settings": "routes",
     "eager_watch": "routes",
     "compiled": "top", "compiler": "top", "entry": "top",
 }  # fmt: skip
