@@ -186,6 +186,7 @@ class FirstStage:
         largest = self.present.batch_size if self.present.joins else most
         alone: Candidate = replace(self.present, engine=engine, workers=1, batch_size=largest)
         changed = candidates.changes(alone, self.present, self._variants.config)
+        changed |= self.sizes.needed(changed)
         return {**changed, (*OPENVINO, "threads"): engine.threads, ("batchSize",): alone.batch_size}
 
     def _few_sizes(self) -> list[int]:

@@ -103,6 +103,25 @@ class RequestSizes:
         ]
         return {"lengths": lengths, "rows": self.rows, "mode": self.mode}
 
+    def needed(self, changed: Mapping[KeyPath, Any]) -> dict[KeyPath, list[float]]:
+        """Returns the compiled lengths that the requests need, where those are fewer than all.
+
+        Where only these requests are timed, the time to compile and verify the others can be saved.
+
+        Args:
+            changed: Keys of the YAML that are changed, and their values.
+        """
+        if changed.get(MODE, self.mode) != "bucket":
+            return {}
+        result = {}
+        for length in self.lengths:
+            compiled = changed.get(length.path, length.compiled)
+            needed = {compiled[min(bisect_left(compiled, row), len(compiled) - 1)] for row in length.seen}
+            if needed and len(needed) < len(compiled):
+                # Whole numbers of tokens, or parts of seconds.
+                result[length.path] = [int(size) if size == int(size) else size for size in sorted(needed)]
+        return result
+
     @property
     def _pads(self) -> bool:
         return self.mode == "bucket"

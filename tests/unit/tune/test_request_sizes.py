@@ -11,9 +11,9 @@ import yaml
 from torchserve_openvino.bench.statistics import Interval
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.tune.candidates import Candidate, ComputeSettings, changes
-from torchserve_openvino.tune.keys import with_changes
+from torchserve_openvino.tune.keys import OPENVINO, with_changes
 from torchserve_openvino.tune.offered_options import Option, worth_taking
-from torchserve_openvino.tune.request_sizes import Lengths, RequestSizes, fitted_lengths
+from torchserve_openvino.tune.request_sizes import MODE, Lengths, RequestSizes, fitted_lengths
 
 TEXT = yaml.safe_load("pt2: {compile: {enable: true, backend: openvino}}")
 
@@ -93,6 +93,18 @@ def test_a_dynamic_configuration_is_compared_with_lengths_and_an_exact_one_stays
         ("handler", "openvino", "batching", "mode"): "bucket",
     }
     assert text([12, 60] * 10, [128.0], mode="exact").options() == []
+
+
+def test_only_lengths_that_requests_need_are_loaded_to_be_timed() -> None:
+    path = (*OPENVINO, "text", "lengths")
+    sizes = text([5, 16, 17, 70], [16.0, 32.0, 64.0, 96.0, 256.0])
+    assert sizes.needed({}) == {path: [16, 32, 96]}
+    assert sizes.needed({path: [20, 72, 256]}) == {path: [20, 72]}
+    # All of them; none is compiled; longer ones are cut.
+    assert sizes.needed({path: [16, 72]}) == {} == sizes.needed({MODE: "dynamic"})
+    assert text([300], [16.0, 256.0]).needed({}) == {path: [256]}
+    sounds = RequestSizes([Lengths("audio.lengths", [2], [0.5, 2.5, 30.0])], [1])
+    assert sounds.needed({}) == {(*OPENVINO, "audio", "lengths"): [2.5]}
 
 
 def test_batch_sizes_fit_requests_of_several_rows() -> None:
