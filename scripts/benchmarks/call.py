@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import output
 from benchmarks.harness import Call, interleave
 from benchmarks.models import MODELS, BenchModel, raw_openvino, tensors
+from torchserve_openvino.errors import class_and_line
 
 OURS, RAW, EAGER = "this package", "raw OpenVINO", "eager"
 PRECISIONS = ("f32", "bf16")
@@ -119,7 +120,7 @@ def measure(
             call, states = CONTENDERS[name](model, precision)
             difference = worst_difference(call(), expected)
         except Exception as error:
-            output.progress.print(f"  [red]{name} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
+            output.progress.print(f"  [red]{name} failed: {class_and_line(error)}")
             rows[name] = {"contender": name, "failed": f"{type(error).__name__}: {error}"}
             continue
         calls[name] = call

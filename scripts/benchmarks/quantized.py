@@ -29,6 +29,7 @@ from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
 from benchmarks.models import MODELS, BenchModel, tensors
 from torchserve_openvino.config.sections.quantize import QuantizeSection
+from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.packaging.quantizing.exporting import exported, quantized
 from torchserve_openvino.packaging.quantizing.samples import CalibrationSample
 
@@ -129,7 +130,7 @@ def measure(name: str, turns: int) -> dict[str, Any]:
     try:
         contenders[RAW] = raw(convert(converted, model), model)
     except (RuntimeError, ov.frontend.OpConversionFailure) as error:
-        output.progress.print(f"{RAW}: {type(error).__name__}: {str(error).splitlines()[0]}", markup=False)
+        output.progress.print(f"{RAW}: {class_and_line(error)}", markup=False)
     calls = {key: call for key, (call, _) in contenders.items()}
     with torch.inference_mode():
         apart = {OURS: difference(contenders[OURS][1], converted, checked)}

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import output
 from benchmarks.harness import Call, enough_repeats, interleave
+from torchserve_openvino.errors import class_and_line
 
 OURS, RAW, SCRIPT = "this package", "raw OpenVINO", "TorchScript"
 # Relative to the largest value of an output.
@@ -389,7 +390,7 @@ def _figures(
             calls[RAW] = _raw(path, inputs, threads)
             row["raw difference"] = _difference(calls[RAW](), expected)
         except Exception as error:
-            row[f"{RAW} failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
+            row[f"{RAW} failed"] = class_and_line(error)[:120]
         if RAW in calls:
             times = interleave(calls, runs, warmup=3, repeats=enough_repeats(calls))
         row |= {f"{name} ms": times.median(name) for name in calls}

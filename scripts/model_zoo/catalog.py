@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import MagicMock
 
+from torchserve_openvino.errors import class_and_line
+
 SOURCES = ("transformers", "timm", "torchvision")
 # A type's first class in this order runs: the head shows what the body computes, and more.
 _MAPPINGS = (
@@ -47,7 +49,7 @@ def architectures(sources: tuple[str, ...] = SOURCES) -> tuple[list[Architecture
         try:
             listed += _LISTS[source]()
         except Exception as error:
-            reasons[source] = f"{source} can't be imported: {type(error).__name__}: {str(error).splitlines()[0]}"
+            reasons[source] = f"{source} can't be imported: {class_and_line(error)}"
     return listed, reasons
 
 

@@ -214,13 +214,20 @@ def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -
 
 
 def _loads_by_itself(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> bool:
-    """Returns True if an archive's own code may read the weights in its own way."""
+    """Returns True if other code than this package's may read the weights: the handler's, or that of its bases."""
     name = str(model.get("handler", "")).partition(":")[0]
     tree = parse_source(folder / name) if name.endswith(".py") else ""
     if config.openvino.wrap is not None or isinstance(tree, str):
         return True
+    ours = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torchserve_openvino"
+        for alias in node.names
+    }
+    bases = [ast.unparse(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    return not functions.isdisjoint({"initialize", "_load_pickled_model"})
+    return not ours.issuperset(bases) or not functions.isdisjoint({"initialize", "_load_pickled_model"})
 
 
 def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection) -> Iterator[str]:

@@ -284,8 +284,8 @@ def _check_report(server: TorchServeProcess, name: str) -> None:
 
 
 def _cause(text: str) -> str:
-    lines = [line for line in text.splitlines() if "ERROR:" in line]
-    return (lines[0].split("ERROR:", 1)[1] if lines else text.splitlines()[0]).strip()[:300]
+    errors = [line.split("ERROR:", 1)[1] for line in text.splitlines() if "ERROR:" in line]
+    return next(iter([*errors, *text.splitlines()]), "").strip()[:300]
 
 
 def environment_for(cache: Path) -> dict[str, str]:

@@ -176,9 +176,16 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         read_state(path)
 
 
-def test_a_handler_of_the_users_own_may_read_any_weights(made) -> None:
-    own = MINE.replace("pass", "def initialize(self, context):\n        self.model = None")
-    assert "valid" in run("check", made(handler=own, weights=b"my own format"), code=0)
+@pytest.mark.parametrize(
+    "handler",
+    [
+        MINE.replace("pass", "def initialize(self, context):\n        self.model = None"),
+        f"from ts.torch_handler.base_handler import BaseHandler\n{MINE.replace('Mine(', 'Mine(BaseHandler, ')}",
+    ],
+    ids=["method", "base"],
+)
+def test_a_handler_of_the_users_own_may_read_any_weights(made, handler: str) -> None:
+    assert "valid" in run("check", made(handler=handler, weights=b"my own format"), code=0)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
