@@ -406,7 +406,7 @@ START = """
 import json, sys
 import torch, torchserve_openvino as tov
 from torchserve_openvino.backend.runtime import build
-from torchserve_openvino.backend.runtime.crashes import trial
+from torchserve_openvino.backend.runtime.crashes import compile_trial
 
 torch.manual_seed(0)
 layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16)).eval()
@@ -422,7 +422,7 @@ class Model(torch.nn.Module):
 
 options = json.loads(sys.argv[1])
 if options.pop("fatal", False):
-    trial.child.__file__ = sys.argv[2]
+    compile_trial.child.__file__ = sys.argv[2]
 x = torch.randn(4, 16)
 with torch.no_grad():
     compiled = tov.compile(function, options={"min_partition_us": 0, **options})

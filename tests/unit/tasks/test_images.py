@@ -121,12 +121,12 @@ def test_pillow_is_warm_before_the_first_photo() -> None:
     code = (
         "from PIL import Image, JpegImagePlugin\n"
         "from torchserve_openvino.config.sections.task_sections import ImageSection\n"
-        "from torchserve_openvino.tasks import images\n"
+        "from torchserve_openvino.tasks import picture_transforms\n"
         "decoded = []\n"
         "load = JpegImagePlugin.JpegImageFile.load_prepare\n"
         "JpegImagePlugin.JpegImageFile.load_prepare = lambda self: decoded.append(self.size) or load(self)\n"
-        "images.warm(ImageSection())\n"
-        "images.warm(ImageSection(max_bytes=1))\n"
+        "picture_transforms.warm(ImageSection())\n"
+        "picture_transforms.warm(ImageSection(max_bytes=1))\n"
         "print(decoded, sorted({'JPEG', 'PNG'} & Image.OPEN.keys()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
