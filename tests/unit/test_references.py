@@ -58,9 +58,18 @@ IMPORTS = sorted({
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchserve_openvino")
     for alias in node.names
 })  # fmt: skip
+# Code in a text, which another process runs.
+_IMPORT = re.compile(r"""(?m)(?:^|["'])\s*from (torchserve_openvino[\w.]*) import (\w+(?:, \w+)*)""")
+IN_TEXTS = {
+    (module, name)
+    for path in FILES
+    if SOURCE not in path.parents
+    for module, imported in _IMPORT.findall(path.read_text(encoding="utf-8"))
+    for name in imported.split(", ")
+}
 
 
-@pytest.mark.parametrize(("module", "name"), IMPORTS, ids=str)
+@pytest.mark.parametrize(("module", "name"), sorted({*IMPORTS, *IN_TEXTS}), ids=str)
 def test_what_scripts_and_tests_import_exists(module: str, name: str) -> None:
     # mypy reads the package alone, and no quick test imports the benchmarks.
     assert hasattr(resolve(module), name) or _is_module(f"{module}.{name}")
