@@ -161,15 +161,15 @@ def test_http_1_0_gets_an_answer_in_one_piece(server: ServeProcess) -> None:
 
 
 def test_probes_that_nobody_waits_for_fill_no_queue(server: ServeProcess) -> None:
-    call = in_background(server.post, PREDICT, {**ROW, "sleep": 2})
+    call = in_background(server.post, PREDICT, {**ROW, "sleep": 2.5})
     # Before the call begins, probes are answered.
     late, until = 0, time.monotonic() + 10
-    while late < 6 and time.monotonic() < until:
+    while late < 8 and time.monotonic() < until:
         try:
             httpx.get(f"{server.url}/v2/health/ready", timeout=0.1, trust_env=False)
         except httpx.ReadTimeout:
             late += 1
-    assert late == 6
+    assert late == 8
     assert server.model("faulty")["jobQueueStatus"]["pendingRequests"] <= 1
     assert server.post(PREDICT, ROW).status_code == 200
     call.join(10)

@@ -81,7 +81,7 @@ def check_folder(folder: Path, *, check_device: bool) -> Checked:
             problems.append(f"its configuration {name} is missing; package it with --config-file")
     problems += _handler(folder, model)
     warnings = [*_outside(folder, model, config), *(tuned_elsewhere(folder) if check_device else ())]
-    problems += _model(folder, model, config)
+    problems += _model(folder, model, config, warnings)
     problems += _imports(folder, model, config)
     if not errors:
         problems += _pretrained(folder, model, config)
@@ -143,14 +143,9 @@ def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> I
             'and `serve` refuses it. Package it with --handler "$(torchserve-openvino handler-path tensor)"; a '
             "handler of your own goes under handler.openvino.wrap"
         )
-    weights, section = model.get("serializedFile"), config.openvino.weights
-    if weights:
-        if model.get("modelFile") and not section.model_fields_set and not _loads_by_itself(folder, model, config):
-            yield from _wrapped_names(folder / weights)
-        return
     task = TASKS.get(name.removesuffix(".py"))
-    if task is None or task.loader or config.openvino.wrap is not None:
-        # The handler loads the model itself.
+    if task is None or task.loader or config.openvino.wrap is not None or model.get("serializedFile"):
+        # The handler loads the model itself, or there are weights.
         return
     if not model.get("modelFile"):
         yield "it has neither a model file nor weights (--model-file, --serialized-file)"
@@ -177,7 +172,7 @@ def _uses_this_package(folder: Path, handler: str) -> bool:
     return False
 
 
-def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
+def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig, warnings: list[str]) -> Iterator[str]:
     from torchserve_openvino.serving.loading.files import not_one_class
 
     code, weights = model.get("modelFile"), model.get("serializedFile")
@@ -189,7 +184,7 @@ def _model(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Ite
             yield f"the model file {not_one_class(code, classes)}"
     if weights:
         own = _loads_by_itself(folder, model, config)
-        yield from _weights(folder / weights, has_class=bool(code), own=own, section=config.openvino.weights)
+        yield from _weights(folder / weights, bool(code), own, config.openvino.weights, warnings)
 
 
 def _pretrained(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:
@@ -230,7 +225,7 @@ def _loads_by_itself(folder: Path, model: Mapping[str, Any], config: ServingConf
     return not ours.issuperset(bases) or not functions.isdisjoint({"initialize", "_load_pickled_model"})
 
 
-def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection) -> Iterator[str]:
+def _weights(path: Path, has_class: bool, own: bool, section: WeightsSection, warnings: list[str]) -> Iterator[str]:
     """Yields what is wrong with a file of weights.
 
     Args:
@@ -238,10 +233,11 @@ def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection)
         has_class: Whether the model's class is in the archive.
         own: Whether the archive's own code reads the file.
         section: Where the file has the weights.
+        warnings: Gets a sentence if the names of weights have a prefix that the model's own hardly have.
     """
     from torchserve_openvino.serving.loading.exported_program import check_exported
     from torchserve_openvino.serving.loading.files import archive_kind, exported_beside_class, read_state
-    from torchserve_openvino.serving.loading.select_state import select_state
+    from torchserve_openvino.serving.loading.select_state import select_state, wrapper_prefix
     from torchserve_openvino.serving.loading.torchscript import check_torchscript
 
     if not path.is_file():
@@ -262,27 +258,15 @@ def _weights(path: Path, *, has_class: bool, own: bool, section: WeightsSection)
             yield exported_beside_class(path)
         elif kind == "exported":
             check_exported(path)
-        elif has_class and (section.model_fields_set or not (own or kind == "torchscript")):
-            select_state(read_state(path, mapped=True), section, path.name)
+        elif has_class and (section.model_fields_set or not own):
+            state = select_state(read_state(path, mapped=True), section, path.name)
+            if not section.model_fields_set and (prefix := wrapper_prefix(state)) is not None:
+                warnings.append(
+                    f"all names in {path.name} begin with {prefix!r}, which DataParallel and torch.compile add: unless "
+                    f'the model\'s own do, set handler.openvino.weights: {{strip_prefix: "{prefix}"}}'
+                )
     except ModelLoadError as error:
         yield str(error).removesuffix(".")
-
-
-def _wrapped_names(path: Path) -> Iterator[str]:
-    """Yields a sentence if the names of weights have a prefix that the model's own hardly have."""
-    from torchserve_openvino.serving.loading.files import read_state
-    from torchserve_openvino.serving.loading.select_state import wrapper_prefix
-
-    try:
-        prefix = wrapper_prefix(read_state(path, mapped=True))
-    except (ModelLoadError, OSError):
-        # A problem, which `_weights` reports.
-        return
-    if prefix is not None:
-        yield (
-            f"all names in {path.name} begin with {prefix!r}, which DataParallel and torch.compile add: unless the "
-            f'model\'s own do, set handler.openvino.weights: {{strip_prefix: "{prefix}"}}'
-        )
 
 
 def _named(folder: Path, config: ServingConfig) -> Iterator[str]:

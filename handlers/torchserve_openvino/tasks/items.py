@@ -108,8 +108,7 @@ class ItemHandler(TaskHandler):
     def _through(self, items: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """Decodes items, and asks for those that can be decoded."""
         start = time.perf_counter()
-        decoders = self._threads if self.decodes_in_parallel else ParallelCalls()
-        answers = decoders.run([partial(self._decoded, item) for item in items])
+        answers = self._call_all(self.decodes_in_parallel, [partial(self._decoded, item) for item in items])
         # The items that are not refused, by their position: twice, since some are refused beside others only.
         steps = (ask,) if type(self).together is ItemHandler.together else (self._together, ask)
         for step in steps:
@@ -122,6 +121,10 @@ class ItemHandler(TaskHandler):
 
     def _decoded(self, item: Any) -> Any:
         return isolated(partial(self._own_code.watch, partial(self.decode, item)))
+
+    def _call_all(self, in_parallel: bool, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Returns the results of calls, in order; in parallel, they share the threads that OpenVINO has."""
+        return self._threads.run(calls) if in_parallel else [call() for call in calls]
 
     @cached_property
     def _threads(self) -> ParallelCalls:

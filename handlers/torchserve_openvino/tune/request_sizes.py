@@ -52,7 +52,7 @@ class Lengths:
         Args:
             compiled: Compiled lengths, ascending; the last one is at least the longest row.
         """
-        computed = sum(compiled[min(bisect_left(compiled, length), len(compiled) - 1)] for length in self.seen)
+        computed = sum(_padded(length, compiled) for length in self.seen)
         return max(0.0, 1 - sum(self.seen) / computed) if computed else 0.0
 
     def summary(self) -> str:
@@ -60,6 +60,11 @@ class Lengths:
         ordered = sorted(self.seen)
         middle, high = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.9))
         return f"{len(ordered)} rows of length {ordered[0]} to {ordered[-1]}, median {middle}, 90 % up to {high}"
+
+
+def _padded(length: int, compiled: Sequence[float]) -> float:
+    """Returns the compiled length that a row is padded to, or cut to beyond the last one."""
+    return compiled[min(bisect_left(compiled, length), len(compiled) - 1)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class RequestSizes:
         result = {}
         for length in self.lengths:
             compiled = changed.get(length.path, length.compiled)
-            needed = {compiled[min(bisect_left(compiled, row), len(compiled) - 1)] for row in length.seen}
+            needed = {_padded(row, compiled) for row in length.seen}
             if needed and len(needed) < len(compiled):
                 # Whole numbers of tokens, or parts of seconds.
                 result[length.path] = [int(size) if size == int(size) else size for size in sorted(needed)]

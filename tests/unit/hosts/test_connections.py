@@ -22,7 +22,7 @@ SHORT, SLOW = 0.4, 2.0
 class Server:
     """A server whose application answers with the body, or late, or without reading it."""
 
-    def __init__(self, most: int = 1000) -> None:
+    def __init__(self, most: int) -> None:
         self.hung_up, self.answered = 0, 0
         config = uvicorn.Config(
             self._app, interface="asgi3", http=connections.Connection, ws="none", lifespan="off",
@@ -67,12 +67,20 @@ class Server:
         self.answered += 1
 
 
+@contextlib.contextmanager
+def serving(most: int = 1000) -> Iterator[Server]:
+    running = Server(most)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = Server()
-    running.start()
-    yield running
-    running.stop()
+    with serving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -242,9 +250,7 @@ def test_all_requests_of_a_connection_end_with_it(server: Server) -> None:
 
 
 def test_idle_connections_keep_nobody_out() -> None:
-    server = Server(most=4)
-    server.start()
-    try:
+    with serving(most=4) as server:
         busy = connect(server, request("/slow", b"busy"))
         time.sleep(0.1)
         idle = [connect(server, b"GET / HTT" if half else b"") for half in (True, False)]
@@ -254,5 +260,3 @@ def test_idle_connections_keep_nobody_out() -> None:
         # The one that was idle for longest made room; the request that runs did not.
         assert until_end(idle[0]) == b""
         assert until_end(busy).endswith(b"busy")
-    finally:
-        server.stop()

@@ -74,10 +74,8 @@ class Components:
         self.standing: dict[str, StandIn | None] = {}
         self._texts = {name: self._text(name) for name in components if name.startswith("text_encoder")}
         self._unet = self._denoiser_calls()
-        self._decoder, self._encoder = (
-            GraphCalls(pipeline_graphs.VaeDecoderGraph(vae)),
-            GraphCalls(pipeline_graphs.VaeEncoderGraph(vae)),
-        )
+        self._decoder = GraphCalls(pipeline_graphs.VaeDecoderGraph(vae))
+        self._encoder = GraphCalls(pipeline_graphs.VaeEncoderGraph(vae))
         self.standing["vae"] = pipeline_graphs.VaeStandIn(vae, {"decoder": self._decoder, "encoder": self._encoder})
         self._safety: GraphCalls | None = None
         if (checker := components.get("safety_checker")) is not None:

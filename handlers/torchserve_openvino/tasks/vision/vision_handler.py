@@ -240,8 +240,7 @@ class VisionHandler(HubHandler):
                     for index, value in enumerate(group)
                 ]
                 # With several threads, PyTorch splits each operator among them.
-                parallel = self.answers_in_parallel and torch.get_num_threads() == 1
-                answers += self._threads.run(calls) if parallel else [call() for call in calls]
+                answers += self._call_all(self.answers_in_parallel and torch.get_num_threads() == 1, calls)
         return answers
 
     def _answered_one(self, value: PreparedPicture, outputs: list[torch.Tensor]) -> Any:
