@@ -5,6 +5,7 @@ It reads one `Plan` as a line of JSON, writes ``ready``, waits for a line, sends
 
 import asyncio
 import json
+import math
 import random
 import signal
 import sys
@@ -17,6 +18,7 @@ import aiohttp
 
 # The event loop's timers are late by up to a millisecond; more means that the client itself is too slow.
 _EXAMPLES = 3
+_ERROR_EVENT = b'data: {"error"'
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class LoadOutcome:
     Attributes:
         due: When each request was due, in seconds from the begin of the counted time.
         latencies: Milliseconds from then until the last byte of the answer; NaN for requests that failed.
-        first_bytes: Milliseconds until the first byte; empty unless `Plan.streamed`.
+        first_bytes: Milliseconds until the first byte, NaN for requests that failed; empty unless `Plan.streamed`.
         failures: How often each failure happened: a status, an exception's name, or ``dropped``.
         examples: The first few failures, with the server's words.
         delays: Milliseconds by which the client sent later than due.
@@ -142,11 +144,12 @@ class LoadRun:
         done = time.perf_counter()
         if response.status != 200:
             self._fail(due, str(response.status), answer[:200].decode(errors="replace"))
+        elif response.content_type == "text/event-stream" and (start := answer.find(_ERROR_EVENT)) >= 0:
+            # A stream that fails has sent its status before.
+            self._fail(due, "stream", answer[start : start + 200].decode(errors="replace"))
         elif due >= self._begin:
-            self._count(due, (done - due) * 1e3)
+            self._count(due, (done - due) * 1e3, math.nan if first is None else (first - due) * 1e3)
             self.outcome.delays.append((sent - due) * 1e3)
-            if first is not None:
-                self.outcome.first_bytes.append((first - due) * 1e3)
 
     def _fail(self, due: float, kind: str, text: str) -> None:
         if due < self._begin:
@@ -154,11 +157,13 @@ class LoadRun:
         self.outcome.failures[kind] = self.outcome.failures.get(kind, 0) + 1
         if len(self.outcome.examples) < _EXAMPLES:
             self.outcome.examples.append(f"{kind}: {text}")
-        self._count(due, float("nan"))
+        self._count(due, math.nan, math.nan)
 
-    def _count(self, due: float, latency: float) -> None:
+    def _count(self, due: float, latency: float, first_byte: float) -> None:
         self.outcome.due.append(due - self._begin)
         self.outcome.latencies.append(latency)
+        if self.plan.streamed:
+            self.outcome.first_bytes.append(first_byte)
 
 
 async def carry_out(plan: Plan) -> dict[str, Any]:

@@ -78,11 +78,10 @@ class MeasuredWindow:
 
     @property
     def late(self) -> int:
-        """Requests above the limit, failed ones included."""
-        values = np.asarray(self.latencies)
-        late = ~(values <= self.limit.milliseconds)
+        """Requests above one of the limits, failed ones included."""
+        late = ~(np.asarray(self.latencies) <= self.limit.milliseconds)
         if self.first_bytes and math.isfinite(self.limit.first_bytes):
-            return int(late.sum()) + int((np.asarray(self.first_bytes) > self.limit.first_bytes).sum())
+            late |= ~(np.asarray(self.first_bytes) <= self.limit.first_bytes)
         return int(late.sum())
 
     @property

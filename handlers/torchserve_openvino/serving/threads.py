@@ -312,8 +312,13 @@ def _streams(
         return _Number(1, f"{MODE_KEY}: latency", MODE_KEY)
     if device != "CPU" or threads is None:
         return _Number(1, f"{STREAMS_KEY}: auto: 1 on {device}", STREAMS_KEY)
-    auto = threads.value if threads.value <= 4 else max(2, threads.value // 4)
+    auto = automatic_streams(threads.value)
     return _Number(auto, f"{STREAMS_KEY}: auto: {auto} for {_counted(threads.value, 'thread')}", STREAMS_KEY)
+
+
+def automatic_streams(threads: int) -> int:
+    """Returns how many inferences run at once on the threads of a worker in throughput mode."""
+    return threads if threads <= 4 else max(2, threads // 4)
 
 
 def _check_enough(streams: _Number, threads: _Number) -> None:

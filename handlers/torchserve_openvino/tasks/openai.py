@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError
@@ -19,6 +19,22 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 
 _Request = TypeVar("_Request", bound=BaseModel)
+
+
+class NestedObject(BaseModel):
+    """An object within a request. As in the request itself, null is a field that is left out.
+
+    Clients send back what they were sent: a message of an answer has ``refusal: null``.
+    """
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: field for name, field in value.items() if field is not None}
+        return value
 
 
 class RequestError(InvalidInputError):

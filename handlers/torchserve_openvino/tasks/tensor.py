@@ -47,8 +47,8 @@ class TensorHandler(ItemHandler):
         request = parse(value, self._openvino.config.openvino.tensor.max_bytes)
         known = self._input_names
         unknown = [name for name in request.named if known and name not in known]
-        if unknown and request.format == "kserve":
-            # KServe names every tensor. If the model has no arguments of these names, the tensors are passed in order.
+        if len(unknown) == len(request.named) and unknown and request.format == "kserve":
+            # KServe names every tensor. If the model has none of these names, the tensors are passed in order.
             request.positional, request.named = list(request.named.values()), {}
         elif unknown:
             raise InvalidInputError(f"the model has no input {unknown[0]!r}; it takes {', '.join(sorted(known))}")

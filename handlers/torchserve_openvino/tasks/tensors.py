@@ -209,6 +209,13 @@ def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int) -> torch.Tens
         declared = JSON_TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else None
         if declared is None:
             raise InvalidInputError(f"dtype {dtype!r} is not one of {listed(list(JSON_TYPES))}")
+    tensor = _numbers(value, declared, what, max_bytes)
+    default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
+    return _as(tensor, declared or default, what)
+
+
+def _numbers(value: Any, declared: torch.dtype | None, what: str, max_bytes: int) -> torch.Tensor:
+    """Returns nested lists as they are: int64, float64 or bool; `declared` is what they will become."""
     array = array_of(
         value,
         what,
@@ -216,9 +223,7 @@ def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int) -> torch.Tens
         key=_KEY,
         item_bytes=torch.float64.itemsize if declared is None else declared.itemsize,
     )
-    tensor = torch.from_numpy(array)
-    default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
-    return _as(tensor, declared or default, what)
+    return torch.from_numpy(array)
 
 
 def _as(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
@@ -258,7 +263,7 @@ def _from_kserve(value: Mapping[str, Any], max_bytes: int) -> TensorRequest:
 
 
 def _kserve_tensor(entry: Mapping[str, Any], dtype: torch.dtype, what: str, max_bytes: int) -> torch.Tensor:
-    data = _from_lists(entry["data"], None, what, max_bytes)
+    data = _numbers(entry["data"], dtype, what, max_bytes)
     return _as(data.reshape(shape_of(entry["shape"], data.numel(), what)), dtype, what)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchserve_openvino.config.yaml_source import openvino_section
+from torchserve_openvino.serving.threads import automatic_streams
 from torchserve_openvino.tune.keys import HINT, OPENVINO, PRECISION, KeyPath, mapping, value_at
 from torchserve_openvino.tune.offered_options import Option
 from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated
@@ -69,11 +70,13 @@ def present_of(config: Mapping[str, Any], cores: int) -> Candidate:
     section = openvino_section(config)
     threads = section.get("threads", "auto")
     execution = mapping(section.get("execution"))
-    own = max(1, cores // workers) if threads == "auto" else int(threads)
+    # Each worker leaves room for those that may be started later.
+    most = max(workers, int(config.get("maxWorkers", workers)))
+    own = max(1, cores // most) if threads == "auto" else int(threads)
     streams = 1
     if execution.get("mode") == "throughput":
         setting = execution.get("streams", "auto")
-        streams = min(own, 4) if setting == "auto" else int(setting)
+        streams = automatic_streams(own) if setting == "auto" else int(setting)
     hint = precision_of(config)
     engine = ComputeSettings(hint, own, streams)
     batch_size, delay = int(config.get("batchSize", 1)), int(config.get("maxBatchDelay", 100))
@@ -186,6 +189,9 @@ def changes(candidate: Candidate, present: Candidate, config: Mapping[str, Any])
         result[_ours("execution", "mode")] = "throughput" if several else "latency"
         if several:
             result[_ours("execution", "streams")] = candidate.engine.streams
+        elif value_at(config, _ours("execution", "streams")) is not None:
+            # A number would be refused: several streams belong to throughput.
+            result[_ours("execution", "streams")] = "auto"
     if candidate.engine.precision != present.engine.precision:
         result[HINT if precision_is_pinned(config) else PRECISION] = candidate.engine.precision
     for option in candidate.engine.options:

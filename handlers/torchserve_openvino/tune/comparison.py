@@ -3,6 +3,7 @@
 import contextlib
 import math
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,15 +63,18 @@ class Comparison:
         rng = random.Random(self._settings.seed)
         scores = np.full((self._rounds, len(self._targets)), np.nan)
         starts = [0.0] * len(self._targets)
+        results: list[list[float]] = [[] for _ in self._targets]
         for turn in range(self._rounds):
             for index in rng.sample(range(len(self._targets)), len(self._targets)):
                 # One server at a time: two would share the cores.
                 with self._serving(self._targets[index]) as (url, root):
                     self._tell(f"round {turn + 1} of {self._rounds}: {self._targets[index]}")
-                    starts[index] = self._score(index, url, root, starts[index], turn)
-                    scores[turn, index] = math.log(starts[index]) if starts[index] > 0 else math.nan
+                    score = self._score(index, url, root, starts[index], turn)
+                    starts[index] = score or starts[index]
+                    results[index].append(score)
+                    scores[turn, index] = math.log(score) if score > 0 else math.nan
         return {
-            "targets": [self._facts(index, starts[index]) for index in range(len(self._targets))],
+            "targets": [self._facts(index, results[index]) for index in range(len(self._targets))],
             "verdict": self._verdict(scores),
             "windows": [[window.as_json() for window in windows] for windows in self._windows],
         }
@@ -120,15 +124,17 @@ class Comparison:
         bodies = [body.named for body in self._bodies or []]
         return Plan(url, bodies, rate, self._settings.window, clients=16, settle=1.0, seed=seed)
 
-    def _facts(self, index: int, score: float) -> dict[str, Any]:
-        windows = self._windows[index]
+    def _facts(self, index: int, scores: Sequence[float]) -> dict[str, Any]:
+        """Returns the median round's rate, and what was measured at this rate or a higher one."""
+        rate = self._settings.rate or statistics.median_low(scores)
+        windows = [window for window in self._windows[index] if rate and window.rate >= rate]
         latencies = np.concatenate([np.asarray(window.latencies) for window in windows] or [np.empty(0)])
         late = sum(window.late for window in windows)
         limited = math.isfinite(self._settings.limit.milliseconds) and len(latencies)
         finite = latencies[np.isfinite(latencies)]
         return {
             "target": self._targets[index],
-            "rate": self._settings.rate or score or None,
+            "rate": rate or None,
             "p50": float(np.quantile(finite, 0.5)) if len(finite) else None,
             "p99": float(np.quantile(finite, 0.99)) if len(finite) else None,
             "requests": len(latencies),

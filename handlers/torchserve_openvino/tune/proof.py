@@ -16,6 +16,8 @@ from torchserve_openvino.tune.keys import mapping
 TOLERANCES = {"auto": 3e-2, "f32": 1e-3, "bf16x3": 1e-3, "bf16": 3e-2, "f16": 1e-2}
 # What OpenAI's answers name anew each time.
 _OF_ONE_ANSWER = frozenset({"id", "created"})
+# Numbers that are all smaller count as rounding of zero.
+_LEAST_SCALE = 1e-3
 _ARRAYS = (b"\x93NUMPY",)
 
 
@@ -111,7 +113,8 @@ def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> st
     known = np.isfinite(one)
     if not np.array_equal(known, np.isfinite(other)):
         return f"{path} has NaN or infinity where there was none, or the reverse"
-    scale = max(1.0, float(np.abs(one[known]).max(initial=0.0)))
+    # A number by itself is a score.
+    scale = max(1.0 if one.size == 1 else _LEAST_SCALE, float(np.abs(one[known]).max(initial=0.0)))
     worst = float(np.abs(one[known] - other[known]).max(initial=0.0))
     return f"{path} differs by {worst:.2g}, more than {tolerance * scale:.2g}" if worst > tolerance * scale else None
 

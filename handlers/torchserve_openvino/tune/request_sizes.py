@@ -148,6 +148,9 @@ class RequestSizes:
         return result + (self._of_batches() if self._pads and counts else [])
 
     def _of_lengths(self, lengths: Lengths, counts: Sequence[int]) -> list[Option]:
+        if lengths.compiled[-1] % 1:
+            # Fitted lengths are whole numbers: the next lower one would refuse what is answered now.
+            return []
         before = lengths.padding(lengths.compiled) if self._pads else 0.0
         back = () if self._pads else ((MODE, '"bucket"'),)
         result: dict[str, Option] = {}

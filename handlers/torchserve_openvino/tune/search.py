@@ -14,6 +14,7 @@ C = TypeVar("C")
 
 # Of the intervals that decide. A wrong choice between neighbors costs little, a round of all takes minutes.
 _CONFIDENCE = 0.95
+_SLOWER = "slower than the best"
 
 
 class RejectedError(Exception):
@@ -39,6 +40,7 @@ class Standing(Generic[C]):
         left: Why it left the search; empty while it is in.
         ratio: Its score relative to the winner's, with an interval; None before two rounds.
         excess: How many times a limit it took, where it left by a limit.
+        rejected: Whether it left whatever its speed: what it reached before says nothing about others.
     """
 
     candidate: C
@@ -46,6 +48,7 @@ class Standing(Generic[C]):
     left: str = ""
     ratio: Interval | None = None
     excess: float = math.inf
+    rejected: bool = False
 
     @property
     def score(self) -> float:
@@ -112,7 +115,9 @@ class Search(Generic[C]):
                 self._measure(standing, rounds)
                 self.tick(standings)
             rounds += 1
-            racing = [standing for standing in racing if not standing.left]
+            if any(standing.rejected for standing in racing):
+                _return_slower(standings)
+            racing = [standing for standing in standings if not standing.left]
             if rounds >= 2:
                 self._drop_worse(standings, rounds)
             self._halve(standings[0], racing, rounds)
@@ -125,6 +130,8 @@ class Search(Generic[C]):
     def so_far(self) -> SearchResult[C]:
         """Returns the choice by what is known when the search was interrupted, incomplete rounds included."""
         rounds = max((len(standing.scores) for standing in self.standings), default=0)
+        if any(standing.rejected for standing in self.standings):
+            _return_slower(self.standings)
         if rounds >= 2:
             self._drop_worse(self.standings, rounds)
         return self._choose(self.standings, rounds)
@@ -140,21 +147,21 @@ class Search(Generic[C]):
         try:
             score = self.measure(standing.candidate)
         except RejectedError as error:
-            standing.left, standing.excess = str(error), error.excess
+            standing.left, standing.rejected, standing.excess = str(error), True, error.excess
             return
         if score <= 0:
-            standing.left = "no rate at which the limit holds"
+            standing.left, standing.rejected = "no rate at which the limit holds", True
             return
         standing.scores.append(score)
 
     def _drop_worse(self, standings: Sequence[Standing[C]], rounds: int) -> None:
-        able = [standing for standing in standings if math.isfinite(standing.score)]
+        able = _able(standings)
         if len(able) < 2:
             return
         for standing, ratio in zip(able, contrasts(_table(able, rounds), _CONFIDENCE), strict=True):
             standing.ratio = ratio
             if ratio.high < 1 and not standing.left:
-                standing.left = f"slower than the best: {ratio}"
+                standing.left = f"{_SLOWER}: {ratio}"
 
     def _halve(self, present: Standing[C], racing: Sequence[Standing[C]], rounds: int) -> None:
         """Drops the lower half as long as the budget does not allow three more rounds of all."""
@@ -172,7 +179,7 @@ class Search(Generic[C]):
 
     def _choose(self, standings: list[Standing[C]], rounds: int) -> SearchResult[C]:
         present = standings[0]
-        able = [standing for standing in standings if math.isfinite(standing.score)]
+        able = _able(standings)
         if not able:
             return SearchResult(standings, None, _none_serves(standings), self.trials)
         if present in able and rounds < 2:
@@ -196,6 +203,17 @@ class Search(Generic[C]):
         bounds = (present.ratio.value, present.ratio.high, present.ratio.low)
         gain = Interval(*(best.ratio.value / bound for bound in bounds))
         return SearchResult(standings, best, f"better than the present configuration: {gain} times", self.trials)
+
+
+def _able(standings: Sequence[Standing[C]]) -> list[Standing[C]]:
+    return [standing for standing in standings if math.isfinite(standing.score) and not standing.rejected]
+
+
+def _return_slower(standings: Sequence[Standing[C]]) -> None:
+    """Takes back those that were slower than the best: it may have been the one that is out by now."""
+    for standing in standings:
+        if standing.left.startswith(_SLOWER):
+            standing.left = ""
 
 
 def _none_serves(standings: Sequence[Standing[C]]) -> str:

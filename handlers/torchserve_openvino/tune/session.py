@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.bench.bodies import Body, content_type
+from torchserve_openvino.bench.machine import machine
 from torchserve_openvino.bench.statistics import QuantileClaim, claim_quantile
 from torchserve_openvino.bench.torchserve_process import TorchServeError
 from torchserve_openvino.errors import ConfigError, first_line
@@ -45,6 +46,7 @@ class Result:
         predicted: Rates in requests/s that the queueing model predicts.
         trials: All measurements of real servers, in order, each with its candidate.
         confirmation: Five windows in a row of the winner, started once more; None without one, or after an interrupt.
+        unconfirmed: Why the winner could not serve when it was started once more; empty if it could.
         claim: What the confirmation says about the p99; None without a limit or a winner.
         seconds: How long all of it took.
         interrupted: Whether the user ended it early.
@@ -56,6 +58,7 @@ class Result:
     predicted: dict[Candidate, float]
     trials: list[tuple[Candidate, Trial]]
     confirmation: Trial | None = None
+    unconfirmed: str = ""
     claim: QuantileClaim | None = None
     seconds: float = 0.0
     interrupted: bool = False
@@ -134,6 +137,8 @@ class Session:
         if choice.best is not None and not interrupted:
             try:
                 result.confirmation = trials.confirm(choice.best.candidate)
+            except RejectedError as error:
+                result.unconfirmed = str(error)
             except KeyboardInterrupt:
                 result.interrupted = True
         result.claim = trials.claim(choice.best.candidate) if choice.best is not None else None
@@ -149,9 +154,15 @@ class Session:
         return FirstStage(variants, self.requests, self.settings, self.cores, environment, self.tell)
 
     def _fingerprint(self, variants: Variants) -> str:
-        parts = [variants.text, self.settings.model_dump_json(), *(str(body.path) for body in self.requests)]
-        parts.append(str(self.archive.stat().st_size))
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        """Returns a digest of all that the measurements depend on."""
+        digest = hashlib.sha256()
+        parts = (variants.text, self.settings.model_dump_json(), json.dumps(machine(self.cores), sort_keys=True))
+        for part in (*map(str.encode, parts), *(body.data for body in self.requests)):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        with self.archive.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+        return digest.hexdigest()[:16]
 
     def _show(self, standings: list[Standing[Candidate]]) -> None:
         able = [standing for standing in standings if math.isfinite(standing.score)]
@@ -209,14 +220,14 @@ class _Trials:
         if record is None:
             record = self._measure(candidate, turn)
             self._state.keep_trial(key, record)
-        if record.get("rejected"):
-            raise RejectedError(record["rejected"], record.get("excess", math.inf))
-        trial = Trial(**record["trial"])
-        self.done.append((candidate, trial))
-        return trial.score(self._settings.goal)
+        return self._read(candidate, record).score(self._settings.goal)
 
     def confirm(self, candidate: Candidate) -> Trial | None:
-        """Starts the winner once more, and measures its rate; None if it had none, or could not serve again."""
+        """Starts the winner once more, and measures its rate; None if it had none.
+
+        Raises:
+            RejectedError: It could not serve again.
+        """
         rates = [trial.rate for other, trial in self.done if other == candidate and trial.rate]
         if not rates:
             return None
@@ -229,12 +240,7 @@ class _Trials:
                 lambda archive: self._bench.confirm(archive, candidate.engine.precision, rate, _CONFIRMATION),
             )
             self._state.keep_trial(key, record)
-        if record.get("rejected"):
-            self._bench.tell(f"not confirmed: {record['rejected']}")
-            return None
-        trial = Trial(**record["trial"])
-        self.done.append((candidate, trial))
-        return trial
+        return self._read(candidate, record)
 
     def claim(self, candidate: Candidate) -> QuantileClaim | None:
         """Returns what the windows at the winner's rate say about its p99, taken together."""
@@ -247,6 +253,13 @@ class _Trials:
             if window["rate"] <= lowest and not window["disturbed"]
         ]  # fmt: skip
         return claim_quantile(sum(window["requests"] for window in windows), sum(window["late"] for window in windows))
+
+    def _read(self, candidate: Candidate, record: dict[str, Any]) -> Trial:
+        if record.get("rejected"):
+            raise RejectedError(record["rejected"], record.get("excess", math.inf))
+        trial = Trial(**record["trial"])
+        self.done.append((candidate, trial))
+        return trial
 
     def _measure(self, candidate: Candidate, turn: int) -> dict[str, Any]:
         self._bench.tell(f"{candidate}, round {turn}")

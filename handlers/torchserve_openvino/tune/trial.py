@@ -127,7 +127,7 @@ class Bench:
 
             self._warm(server, seed)
             confirmed_rate = confirmed(rate, recorded)
-            if confirmed_rate and (self.settings.goal != "latency" or confirmed_rate == rate):
+            if confirmed_rate and (self.settings.rate is None or confirmed_rate == rate):
                 last = [window for window in windows if window.rate == confirmed_rate]
                 self._take(
                     trial, confirmed_rate, sorted(last, key=lambda window: window.percentile(0.99))[len(last) // 2]

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,10 +26,12 @@ class Handler(BaseHTTPRequestHandler):
         # One request at a time, as one worker answers.
         with self.turn:
             time.sleep(body["busy"])
+        answer = body.get("answer", "ok").encode()
         self.send_response(body.get("status", 200))
-        self.send_header("content-length", "2")
+        self.send_header("content-length", str(len(answer)))
+        self.send_header("content-type", body.get("kind", "text/plain"))
         self.end_headers()
-        self.wfile.write(b"ok")
+        self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -45,7 +48,7 @@ def url() -> Iterator[str]:
     thread.join()
 
 
-def plan(url: str, folder: Path, rate: float, seconds: float = 1.5, **body: float) -> Plan:
+def plan(url: str, folder: Path, rate: float, seconds: float = 1.5, **body: float | str) -> Plan:
     (folder / "body.json").write_text(json.dumps({"busy": 0.001, **body}))
     bodies = [(str(each.path), each.content_type) for each in read_folder(folder)]
     return Plan(url, bodies, rate, seconds, settle=0.2, clients=2)
@@ -74,6 +77,21 @@ def test_failures_are_late_and_named(url: str, tmp_path: Path) -> None:
     assert window.failures == {"503": window.late}
     assert window.as_json()["p99"] is None and math.isinf(window.percentile(0.99))
     assert window.examples[0] == "503: ok"
+
+
+def test_a_stream_that_ends_with_an_error_failed(url: str, tmp_path: Path) -> None:
+    events = 'data: {"text": "a"}\n\ndata: {"error": {"message": "busy"}}\n\n'
+    window = measure(plan(url, tmp_path, 30, answer=events, kind="text/event-stream"), Limit(1000), None)
+    assert window.failures == {"stream": window.late} and '"busy"' in window.examples[0]
+    assert not measure(plan(url, tmp_path, 30, answer=events), Limit(1000), None).failures
+
+
+def test_a_request_that_misses_two_limits_is_late_once(url: str, tmp_path: Path) -> None:
+    streamed = replace(plan(url, tmp_path, 30, busy=0.01), streamed=True)
+    window = measure(streamed, Limit(1e-3, first_bytes=1e-3), None)
+    assert window.late == len(window.latencies) == len(window.first_bytes)
+    failed = measure(replace(plan(url, tmp_path, 30, status=503), streamed=True), Limit(1e-3, first_bytes=1e-3), None)
+    assert failed.late == len(failed.latencies) == len(failed.first_bytes)
 
 
 def test_a_closed_loop_has_the_rate_that_was_answered(url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,26 @@ def test_non_finite_answers_can_be_refused(archive) -> None:
     answers = made.handle(handler, GOOD, [[0.0, 1.0, 1.0, 1.0]])
     assert [made.status(i) for i in range(2)] == [200, 422]
     assert answers[1]["type"] == "NonFiniteOutputError" and isinstance(answers[0], list)
+
+
+def test_a_misspelt_name_beside_a_known_one_is_refused(archive) -> None:
+    model = NETWORK.replace("def forward(self, x)", "def forward(self, x, mask)").replace(
+        "relu())", "relu()) * mask[:, :1]"
+    )
+    section = {"warmup": {"inputs": [{"shape": [4]}, {"shape": [4]}]}}
+    made = archive({"handler": {"openvino": section}}, model_file=model, weights=save_weights)
+    handler = started(TensorHandler(), made)
+    x, mask = [[1.0, 2.0, 3.0, 4.0]], [[2.0, 0.0, 0.0, 0.0]]
+
+    def answered(**tensors: list[list[float]]) -> Any:
+        inputs = [{"name": n, "shape": [1, 4], "datatype": "FP32", "data": data[0]} for n, data in tensors.items()]
+        (answer,) = made.handle(handler, {"inputs": inputs})
+        return answer["outputs"][0]["data"] if made.status(0) == 200 else answer["message"]
+
+    expected = answered(x=x, mask=mask)
+    assert expected == answered(mask=mask, x=x) == answered(a=x, b=mask) != answered(a=mask, b=x)
+    for wrong in ({"mask": mask, "z": x}, {"x": x, "masc": mask}):
+        assert "the model has no input" in answered(**wrong)
 
 
 def test_non_finite_answers_are_null_in_json_and_as_they_are_in_npy(archive) -> None:

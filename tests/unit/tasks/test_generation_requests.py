@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from chat_models import tokenizer
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
@@ -89,6 +90,26 @@ def test_a_chat_is_written_by_the_tokenizers_template() -> None:
     assert prompt.sampling.max_tokens == 4 and prompt.sampling.logprobs == 3
 
 
+@pytest.mark.parametrize("form", [CHATS, COMPLETIONS, ""])
+def test_a_share_of_0_takes_the_most_probable_token(form: str) -> None:
+    body = {"messages": HELLO} if form == CHATS else {"prompt": "Hello"}
+    (prompt,) = prompts(reader().read(form, {**body, "temperature": 1, "top_p": 0}))
+    assert 0 < prompt.sampling.top_p <= 1e-6
+
+
+def test_an_answer_of_the_official_client_is_sent_back_as_it_came() -> None:
+    answer = {"role": "assistant", "content": "Hi", "refusal": None}
+    message = ChatCompletionMessage.model_validate(answer)
+    further = {"tool_calls": None, "function_call": None, "audio": None, "name": None}
+    for sent in (message.model_dump(exclude_unset=True), {**answer, **further}):
+        asked = reader().read(
+            CHATS, {"messages": [*HELLO, sent, *HELLO], "stream": True, "stream_options": {"include_usage": None}}
+        )
+        assert tokenizer().decode(prompts(asked)[0].tokens).count("<|assistant|>Hi</s>") == 1
+    with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls"):
+        reader().read(CHATS, {"messages": [{**answer, "tool_calls": [{"id": "a"}]}]})
+
+
 REFUSED: list[tuple[str, Any, str, str]] = [
     (COMPLETIONS, {"prompt": "a", "temperatur": 1}, "temperatur", "Did you mean 'temperature'"),
     (COMPLETIONS, {"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
@@ -96,7 +117,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (COMPLETIONS, {"prompt": "a", "temperature": 3}, "temperature", "less than or equal to 2"),
     (COMPLETIONS, {"prompt": "a", "temperature": "hot"}, "temperature", "valid number"),
     (COMPLETIONS, {"prompt": "a", "temperature": float("nan")}, "temperature", ""),
-    (COMPLETIONS, {"prompt": "a", "top_p": 0}, "top_p", "greater than or equal to 0.000001"),
+    (COMPLETIONS, {"prompt": "a", "top_p": -0.1}, "top_p", "greater than or equal to 0"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 51}, "max_tokens", "the most is 50"),
     (COMPLETIONS, {"prompt": "a", "max_tokens": True}, "max_tokens", "valid integer"),

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ from task_worker import Worker
 
 from hub_models import minilm, text_model
 from torchserve_openvino.packaging.hub_model import check_loads, hub_model
+from torchserve_openvino.tasks.standard.embeddings import TeiEmbed
+from torchserve_openvino.tasks.standard.form import Counted, ModelFacts
 from torchserve_openvino.tasks.text.classifier import TextClassifier
 from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
 from torchserve_openvino.tasks.text.reranker import Reranker
@@ -266,6 +269,16 @@ def test_bad_rankings_have_cohere_s_message(
 
 
 # --- TEI -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 100])
+def test_tei_cuts_vectors_and_scales_them_only_where_asked(width: int) -> None:
+    vector, facts = torch.arange(1.0, 385.0), ModelFacts("net", loaded=0.0, max_inputs=8, normalizes=False)
+    for normalize in (True, False):
+        form = TeiEmbed({"inputs": "a", "normalize": normalize, "dimensions": width}, facts)
+        (shown,) = form.answer([Counted(SimpleNamespace(value=vector), 1)])
+        expected = vector[:width]
+        same(shown, torch.nn.functional.normalize(expected, dim=0) if normalize else expected)
 
 
 def test_tei_embeds_in_lists(embedder: Worker) -> None:

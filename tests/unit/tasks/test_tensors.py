@@ -83,6 +83,15 @@ def test_bfloat16_answers() -> None:
     assert render({"output": tensor}, TensorRequest("kserve"), "m")["outputs"][0]["datatype"] == "BF16"
 
 
+def test_kserve_numbers_become_their_datatype_at_once() -> None:
+    entries = [("a", "FP64", [1e39, 0.1]), ("b", "INT64", [16777217.0]), ("c", "FP32", [0.1]), ("d", "FP16", [0.1])]
+    body = {"inputs": [{"name": n, "shape": [len(d)], "datatype": t, "data": d} for n, t, d in entries]}
+    named = parse(json.dumps(body).encode(), 10_000).named
+    assert named["a"].dtype is torch.float64 and named["a"].tolist() == [1e39, 0.1]
+    assert named["b"].tolist() == [16777217]
+    assert named["c"].equal(torch.tensor([0.1])) and named["d"].equal(torch.tensor([0.1], dtype=torch.float16))
+
+
 def kserve(**changes) -> dict:
     entry = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]} | changes
     return {"inputs": [{key: value for key, value in entry.items() if value is not None}]}

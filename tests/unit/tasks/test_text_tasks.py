@@ -100,6 +100,14 @@ def test_token_classifier_answers_as_the_pipeline_does(serve, strategy) -> None:
         assert all(text[each["start"] : each["end"]] for each in found)
 
 
+def test_classes_of_one_name_count_once_by_the_best(serve, monkeypatch) -> None:
+    worker = serve("text_classifier")
+    scores = worker.one({"inputs": TEXTS[0]})
+    best = next(iter(scores.values()))
+    monkeypatch.setattr(type(worker.handler), "label", lambda self, number: "crane")
+    assert worker.one({"inputs": TEXTS[0]}) == {"crane": pytest.approx(best, abs=1e-6)}
+
+
 def test_fill_mask_answers_as_the_pipeline_does(serve) -> None:
     worker = serve("fill_mask")
     reference = worker.pipeline("fill-mask")
@@ -231,6 +239,30 @@ def test_a_long_context_is_read_in_windows(serve) -> None:
         assert context[each["start"] : each["end"]] == each["answer"] != ""
     too_much = worker.one({"question": "Which?", "context": context * 20})
     assert worker.status() == 413 and "windows" in too_much["message"]
+
+
+@pytest.mark.parametrize(("words", "stride"), [(400, 1), (500, 10), (500, 40), (3000, 50), (3000, 300)])
+def test_windows_are_counted_before_they_are_made(tmp_path: Path, serve, monkeypatch, words: int, stride: int) -> None:
+    worker, context = serve("question_answerer"), " ".join(["item"] * words)
+    tokenizer = worker.handler.tokenizer
+    question = {"question": "Which?", "context": context}
+    window = min(worker.handler.limit, 384)
+    room = window - len(tokenizer("Which?").input_ids) - 1
+    overlap = min(stride, room - 1)
+    made = tokenizer(
+        ["Which?"], [context], truncation="only_second", max_length=window, stride=overlap,
+        return_overflowing_tokens=True,
+    ).encodings  # fmt: skip
+    calls: list[Any] = []
+    call = type(tokenizer).__call__
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *a, **k: (calls.append(k), call(*a, **k))[1])
+    answer = worker.one({"inputs": question, "parameters": {"doc_stride": overlap}})
+    most = worker.handler._openvino.config.openvino.text.max_inputs
+    if len(made) > most:
+        assert worker.status() == 413 and f"{len(made)} windows of {window} tokens" in answer["message"]
+    else:
+        assert worker.status() == 200
+    assert any(each.get("return_overflowing_tokens") for each in calls) == (len(made) <= most)
 
 
 @pytest.mark.parametrize("task", HANDLERS)

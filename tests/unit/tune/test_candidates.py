@@ -8,6 +8,7 @@ import yaml
 
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.serving.threads import plan_threads
 from torchserve_openvino.tune.candidates import (
     Candidate,
     ComputeSettings,
@@ -47,7 +48,27 @@ def test_the_present_configuration_is_read_with_its_defaults() -> None:
     assert present_of(config(), 4) == Candidate(ComputeSettings("f32", 2), 2, 16, 100)
     assert present_of({}, 4) == Candidate(ComputeSettings("f32", 4), 1, 1, 100)
     streams = {"handler": {"openvino": {"precision": "bf16", "execution": {"mode": "throughput"}}}}
-    assert present_of(streams, 8) == Candidate(ComputeSettings("bf16", 8, 4), 1, 1, 100)
+    assert present_of(streams, 8) == Candidate(ComputeSettings("bf16", 8, 2), 1, 1, 100)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_present_configuration_computes_as_the_worker_plans_it(cores: int, most: int) -> None:
+    section = {"execution": {"mode": "throughput"}} if cores // most > 1 else {}
+    text = {"minWorkers": 1, "maxWorkers": most, "handler": {"openvino": section}}
+    plan = plan_threads(
+        "auto", workers=most, streams="auto", throughput=bool(section), ov_config={}, device="CPU", cores=cores, env={}
+    )
+    assert present_of(text, cores).engine == ComputeSettings("f32", plan.openvino_threads, plan.streams)
+
+
+def test_a_number_of_streams_leaves_with_the_mode_that_has_it() -> None:
+    text = config(YAML + "    execution: {mode: throughput, streams: 2}\n")
+    present = present_of(text, 4)
+    single = dataclasses.replace(present, engine=ComputeSettings("f32", 2))
+    changed = with_changes(text, changes(single, present, text))
+    assert changed["handler"]["openvino"]["execution"] == {"mode": "latency", "streams": "auto"}
+    assert present_of(changed, 4) == single
 
 
 def test_engines_share_the_cores_in_each_way() -> None:

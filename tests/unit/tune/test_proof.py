@@ -29,6 +29,8 @@ RIGHT = [
     ({"cat": 0.41, "dog": 0.40}, {"dog": 0.405, "cat": 0.403}, "bf16"),
     ([[0.1, -3.0], [200.0, 0.5]], [[0.15, -3.0], [200.1, 0.5]], "f32"),
     ({"tokens": [1, 2], "text": "a", "score": 0.5}, {"tokens": [1, 2], "text": "a", "score": 0.51}, "bf16"),
+    # Rounding of zero.
+    ([1e-9, -2e-9, 0.0], [3e-9, 1e-9, 0.0], "f32"),
     ([], [], "f32"),
     (None, None, "f32"),
     # OpenAI's answers have a name and a time of their own.
@@ -43,6 +45,9 @@ WRONG = [
     ({"cat": 0.7, "dog": 0.2}, {"cat": 0.75, "dog": 0.2}, "bf16", r"answer\.cat differs by 0.05"),
     ({"cat": 0.7, "dog": 0.2}, {"cat": 0.7, "fox": 0.2, "owl": 0.1}, "f32", "differs"),
     ([0.5, 0.5], [0.5, 0.52], "f32", "differs by 0.02"),
+    # Vectors of length 1 have small numbers: the largest of them is the scale.
+    ([0.036, -0.036, 0.01], [0.036, -0.036, 0.02], "bf16", "differs by 0.01"),
+    ([1e-2, 2e-2], [0.0, 0.0], "f32", "differs by 0.02"),
     ([0.5, 0.5], [0.5], "f32", "shape"),
     ([0.5, 0.5], [0.5, float("nan")], "f32", "NaN"),
     # Tokens and pixels are equal or wrong.

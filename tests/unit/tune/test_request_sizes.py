@@ -77,6 +77,13 @@ def test_lengths_are_offered_with_what_was_seen_and_what_they_save() -> None:
     )
 
 
+def test_lengths_that_end_within_a_second_stay() -> None:
+    # Fitted lengths are whole: 7 in the place of 7.5 would refuse a recording of 7.2 s.
+    for longest, offered in ((7.5, False), (7.0, True)):
+        options = text([1, 2, 2, 3] * 10, [2.5, 5.0, longest]).options()
+        assert any(option.path[-1] == "lengths" for option in options) is offered
+
+
 def test_what_saves_nothing_is_not_offered() -> None:
     # All are as long as the only compiled length.
     assert text([128] * 20, [128.0]).options() == []

@@ -149,3 +149,36 @@ def test_what_was_not_measured_is_not_out() -> None:
     choice = search.so_far()
     assert choice.best is choice.standings[0]
     assert choice.reason.startswith("the search was interrupted before the present configuration")
+
+
+@pytest.mark.parametrize("reason", ["it takes 900 MB, more than 500", ""])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_of_those_that_stay_wins_where_the_fastest_is_out(reason: str, seed: int) -> None:
+    rng = random.Random(seed)
+    rates, turns = [100.0, 200.0, 150.0, 107.0, 108.0], [0] * 5
+
+    def measure(candidate: int) -> float:
+        turns[candidate] += 1
+        if candidate == 1 and turns[1] == 2:
+            if reason:
+                raise RejectedError(reason)
+            return 0.0
+        return rates[candidate] * math.exp(rng.gauss(0, 0.03))
+
+    choice = Search(measure, BUDGET, rng).run(0, [1, 2, 3, 4])
+    assert choice.best.candidate == 2 and "better than the present configuration: 1." in choice.reason
+    assert choice.standings[1].left == (reason or "no rate at which the limit holds")
+
+
+def test_the_present_one_is_out_where_it_is_rejected_after_it_was_measured() -> None:
+    turns = [0, 0]
+
+    def measure(candidate: int) -> float:
+        turns[candidate] += 1
+        if candidate == 0 and turns[0] == 2:
+            raise RejectedError("it compiled 2 times after READY")
+        return 100.0 if candidate == 0 else 99.0
+
+    choice = Search(measure, BUDGET, random.Random(0)).run(0, [1])
+    assert choice.best.candidate == 1
+    assert choice.reason == "the present configuration is out: it compiled 2 times after READY"

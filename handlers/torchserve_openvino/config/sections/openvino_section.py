@@ -224,7 +224,7 @@ class ExecutionSection(Section):
     """`latency` gives each batch all threads; `throughput` splits it over several inference streams with one copy of
     the weights."""
     streams: Threads = "auto"
-    """Number of inference streams. `auto`: one per thread, up to 4."""
+    """Number of inference streams. `auto`: one per thread for up to 4 threads, above that a quarter of the threads."""
 
 
 class CacheSection(Section):

@@ -1,7 +1,7 @@
 """Classes of a module, and labels of classes, as TorchServe finds them."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +56,21 @@ def labeled(
         classes: The number of the class of each probability.
     """
     return [
-        {labels[str(number)] if labels is not None else str(number): value for number, value in zip(*pair, strict=True)}
+        by_label(
+            (labels[str(number)] if labels is not None else str(number), value)
+            for number, value in zip(*pair, strict=True)
+        )
         for pair in zip(classes, rows, strict=True)
     ]
+
+
+def by_label(scores: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Returns ``{label: score}``; where classes share a name, as in ImageNet, the first and so the best one counts.
+
+    Args:
+        scores: Labels with their scores, best first.
+    """
+    result: dict[str, float] = {}
+    for label, score in scores:
+        result.setdefault(label, score)
+    return result

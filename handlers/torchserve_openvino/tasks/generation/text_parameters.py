@@ -9,7 +9,9 @@ from torchserve_openvino.tasks import openai
 from torchserve_openvino.tasks.request_body import Parameters
 
 Tokens = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=1e-6, le=1)]
+_LEAST_SHARE = 1e-6
+# 0 takes the most probable token, as for OpenAI.
+Share = Annotated[float, Field(ge=0, le=1), AfterValidator(lambda share: max(share, _LEAST_SHARE))]
 Penalty = Annotated[float, Field(ge=0.01, le=10)]
 TopTokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Top = Annotated[int, Field(ge=0, le=20)]
@@ -80,10 +82,8 @@ class TextParameters(Parameters):
     _read_stop = field_validator("stop", mode="before")(_stops)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(openai.NestedObject):
     """OpenAI's options of a stream."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -132,10 +132,8 @@ class CompletionRequest(OpenAIRequest):
         raise ValueError("must be a text, a list of texts, a list of tokens or a list of lists of tokens, not empty")
 
 
-class Message(BaseModel):
+class Message(openai.NestedObject):
     """One message of a chat."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     role: Annotated[str, Field(min_length=1)]
     content: str

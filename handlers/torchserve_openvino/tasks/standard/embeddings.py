@@ -69,6 +69,8 @@ class OpenAIEmbeddings(Form):
         """Returns the list of vectors, and how many tokens ran."""
         request = self._request
         vectors = [shortened(answer.answer.value, request.dimensions) for answer in answers]
+        # OpenAI scales the vectors that it shortens.
+        vectors = vectors if request.dimensions is None else list(map(unit, vectors))
         tokens = sum(answer.tokens for answer in answers)
         return {
             "object": "list",
@@ -162,7 +164,7 @@ def _is_number(value: Any) -> bool:
 
 
 def shortened(vector: torch.Tensor, dimensions: int | None) -> torch.Tensor:
-    """Returns the first numbers of a vector, scaled to length 1, as OpenAI shortens vectors; all of them for None.
+    """Returns the first numbers of a vector; all of them for None.
 
     Args:
         vector: float32 ``[width]``.
@@ -171,14 +173,12 @@ def shortened(vector: torch.Tensor, dimensions: int | None) -> torch.Tensor:
     Raises:
         RequestError: The vector has fewer.
     """
-    if dimensions is None:
-        return vector
-    if dimensions > len(vector):
+    if dimensions is not None and dimensions > len(vector):
         raise RequestError(
             f"dimensions is {dimensions}; this model's vectors have {len(vector)} numbers", param="dimensions",
             code="invalid_value",
         )  # fmt: skip
-    return unit(vector[:dimensions])
+    return vector[:dimensions]
 
 
 def unit(vector: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from torchserve_openvino.config.spelling import listed
 from torchserve_openvino.errors import InvalidInputError, NotExplainedError
+from torchserve_openvino.serving.loading.labels import by_label
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.request_body import Parameters
@@ -133,7 +134,7 @@ class TextClassifier(TextHandler):
         ((logits,),) = outputs
         scores = class_scores(self._openvino.eager_model.model.config, logits)
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        return {self.label(number): scores[number] for number in order[: tokenized.part.parameters.top_k]}
+        return by_label((self.label(number), scores[number]) for number in order[: tokenized.part.parameters.top_k])
 
     def explanation(self, value: TokenizedInput) -> dict[str, Any]:
         """Returns ``{label, words, importances, delta}``, computed in eager PyTorch.

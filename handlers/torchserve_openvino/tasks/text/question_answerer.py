@@ -1,5 +1,6 @@
 """Answers questions with a span of a text; a long text is read in windows that overlap."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -110,14 +111,21 @@ class QuestionAnswerer(TextHandler):
                 f"parameters.doc_stride is {overlap}, but a window holds only {room} tokens of the context beside the "
                 "question"
             )
-        encodings = self.tokenizer(
-            [part.input.question], [part.input.context], truncation="only_second", max_length=window, stride=overlap,
-            return_overflowing_tokens=True, verbose=False,
-        ).encodings  # fmt: skip
-        try:
-            self.refuse_too_many(len(encodings), f"windows of {window} tokens in the context")
-        except ItemError as error:
-            return error
+        texts = [part.input.question], [part.input.context]
+        encodings = self.tokenizer(*texts, verbose=False).encodings
+        beyond = len(encodings[0]) - window
+        if beyond > 0:
+            try:
+                # Before they are made: each window is a list of its own, and windows may differ by a single token.
+                self.refuse_too_many(
+                    1 + math.ceil(beyond / (room - overlap)), f"windows of {window} tokens in the context"
+                )
+            except ItemError as error:
+                return error
+            encodings = self.tokenizer(
+                *texts, truncation="only_second", max_length=window, stride=overlap,
+                return_overflowing_tokens=True, verbose=False,
+            ).encodings  # fmt: skip
         return TokenizedInput(part, [TokenRow(encoding) for encoding in encodings])
 
     def answer(self, tokenized: TokenizedInput, outputs: Sequence[Outputs]) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from torchserve_openvino.serving.loading.labels import by_label
 from torchserve_openvino.serving.verification.measures import Measure
 from torchserve_openvino.tasks.request_body import Parameters
 from torchserve_openvino.tasks.scores import class_scores, measure_of
@@ -35,4 +36,4 @@ class HubImageClassifier(VisionHandler):
         scores = class_scores(self.model_config, outputs[0])
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         top_k = picture.part.parameters.top_k or self._openvino.config.openvino.image.top_k
-        return {self.label(number): scores[number] for number in order[:top_k]}
+        return by_label((self.label(number), scores[number]) for number in order[:top_k])
