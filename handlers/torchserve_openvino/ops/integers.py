@@ -154,10 +154,15 @@ def plus_all_of(argument: int) -> IntegerBound:
 
 
 def put(operands: Operands) -> int:
-    """Bounds an operator that replaces values by those of the third argument, or adds all of these to one of them."""
-    if arguments_of(operands.node).get("accumulate"):
-        return plus_all_of(2)(operands)
-    return max(operands.value(0), operands.value(2))
+    """Bounds an operator that replaces values by those of the third argument, or adds these to one of them.
+
+    One value may be added as often as there are indices.
+    """
+    arguments = arguments_of(operands.node)
+    if not arguments.get("accumulate"):
+        return max(operands.value(0), operands.value(2))
+    times = math.prod(operands.elements(index) for index in arguments["indices"] if index is not None)
+    return plus_all_of(2)(operands) + operands.value(2) * times
 
 
 def place(operands: Operands) -> int:

@@ -28,7 +28,7 @@ from torchserve_openvino.ops.names import (
     value_of,
 )
 from torchserve_openvino.ops.rule_registry import NARROW_INTEGERS, ArgumentLimit, rule_of
-from torchserve_openvino.ops.symbolic_sizes import depends_on_values, is_undecided_size
+from torchserve_openvino.ops.symbolic_sizes import depends_on_values, is_always_true, is_undecided_size
 from torchserve_openvino.report import FallbackKind
 
 # The dtypes for which OpenVINO's CPU plugin gives the same results as torch. It computes float64 as float32, and the
@@ -121,7 +121,7 @@ class SupportTable:
     def _refuse(self, node: Node) -> Unsupported | None:
         name = op_name(node.target)
         if is_symbolic_scalar(node):
-            allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt))
+            allowed = name in _SYMBOLIC and isinstance(value_of(node), (int, torch.SymInt)) and not _rounds_up(node)
             return None if allowed else Unsupported("unsupported_op", "a scalar that is computed in Python")
         if name == "operator.getitem":
             return None
@@ -168,6 +168,14 @@ class SupportTable:
     def _limit(self, name: str) -> ArgumentLimit | None:
         rule = rule_of(name)
         return rule.limit if self.own else rule.limit_traced or rule.limit
+
+
+def _rounds_up(node: Node) -> bool:
+    """Returns True for a quotient of numbers that may be negative: OpenVINO rounds it towards 0, Python down."""
+    if node.target is not operator.floordiv:
+        return False
+    operands = [value_of(arg) if isinstance(arg, Node) else arg for arg in node.args]
+    return not all(is_always_true(operand >= 0) for operand in operands)
 
 
 def moves_only(name: str) -> bool:

@@ -263,6 +263,8 @@ class ExportedModel:
         outcome = self._why_eager(leaves) or self._exported(leaves, spec, args, kwargs)
         if isinstance(outcome, ExportedGraph) and torch.is_grad_enabled() and outcome.binding.records_gradients:
             outcome = _RECORDS_GRADIENTS
+        if isinstance(outcome, ExportedGraph) and outcome.binding.writes and _share_memory(leaves):
+            outcome = "it writes to its inputs, and two of these share memory"
         if isinstance(outcome, ExportedGraph):
             # The graph already contains the casts of an autocast region.
             with torch.autocast("cpu", enabled=False):
@@ -370,6 +372,12 @@ def _copied(gm: GraphModule) -> GraphModule:
 def _first_lines(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"torch.export: {type(error).__name__}: {' '.join(lines[:_REASON_LINES])}"
+
+
+def _share_memory(leaves: Sequence[Any]) -> bool:
+    """Returns True if two different tensors have the same storage."""
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided}
+    return len({leaf.untyped_storage().data_ptr() for leaf in tensors.values()}) < len(tensors)
 
 
 def _key(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:

@@ -139,7 +139,12 @@ class Route:
         args = self.template.copy()
         for index, leaf in self.places:
             args[index] = leaves[leaf]
-        results = self.run(*args)
+        if torch.is_autocast_enabled("cpu"):
+            # The graph has the casts of autocast already, also those that are left to PyTorch.
+            with torch.autocast("cpu", enabled=False):
+                results = self.run(*args)
+        else:
+            results = self.run(*args)
         if self._single is not None:
             return results[self._single]
         values = [results[value] if is_result else value for is_result, value in self.out]
@@ -291,6 +296,8 @@ def _key(leaves: list[Any], spec: Any) -> Key | None:
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
             if not is_plain(leaf) or leaf.requires_grad or not leaf.is_contiguous() or not leaf.is_cpu:
+                return None
+            if leaf.is_conj() or leaf.is_neg():
                 return None
             parts.append((leaf.shape, leaf.dtype))
         elif leaf is None or type(leaf) in {bool, int, float, str}:

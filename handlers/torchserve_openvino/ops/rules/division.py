@@ -119,6 +119,9 @@ def _remainder(x: Any, y: Any) -> Tensor:
 
 def _floor_divide(x: Any, y: Any) -> Tensor:
     """Floor-divides float32 (torch rounds each step in float16); declines where OpenVINO is exact or eager faster."""
+    if isinstance(x, Tensor) and x.is_floating_point() and isinstance(y, (int, float)) and _rounds_right(x, y):
+        # Of infinity there is no remainder.
+        return torch.where(x.isinf(), math.nan, torch.floor(torch.div(x, y)))
     both = _converted(x, y, torch.float32)
     if both is None:
         return NotImplemented

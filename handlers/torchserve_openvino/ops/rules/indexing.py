@@ -117,8 +117,10 @@ def _not_by_mask(node: Node) -> str | None:
     assert isinstance(indices, (list, tuple)) and isinstance(values, Node)
     if accumulates and value_of(node).dtype in {torch.int64, torch.bool}:
         return "a sum of int64 may exceed 32 bits, in which OpenVINO computes it; one of booleans counts"
-    masks = [i for i in indices if isinstance(i, Node) and value_of(i).dtype in {torch.bool, torch.uint8}]
-    if not masks:
+    kinds = {value_of(i).dtype for i in indices if isinstance(i, Node)}
+    if torch.uint8 in kinds:
+        return "indices in uint8, which torch takes for a mask"
+    if torch.bool not in kinds:
         return None
     if len(indices) == 1 and is_always_true(value_of(values).numel() == 1) and not accumulates:
         return None
@@ -188,8 +190,11 @@ def _scatter_reduction(node: Node) -> str | None:
     if reduction in {"amax", "amin"}:
         return None
     source = first_input(node)
-    if reduction == "mean" and source is not None and not source.is_floating_point():
-        return "the mean of integers: torch rounds it down, OpenVINO towards 0"
+    if source is not None and not source.is_floating_point():
+        if reduction == "mean":
+            return "the mean of integers: torch rounds it down, OpenVINO towards 0"
+        if reduction == "prod":
+            return "a product of integers may exceed 2^24, up to which OpenVINO is exact"
     return _scatter_sum(node)
 
 

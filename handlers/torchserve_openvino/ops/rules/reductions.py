@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import packets
@@ -83,8 +84,31 @@ def _traced_sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch
     return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
 
 
-declare(Rule(decompose_traced=_sum, traced=TracedCall("sum", _traced_sum)), aten.sum.dim_IntList)
-declare(Rule(decompose_traced=_sum_of_all, traced=TracedCall("sum", _traced_sum)), aten.sum.default)
+def _of_floats_as_integers(total: Callable[..., Any]) -> Callable[..., Any]:
+    """Casts floats by an operator of its own, whose values are checked: OpenVINO adds floats, and casts the sum."""
+
+    def decomposed(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype is None or dtype.is_floating_point or not x.is_floating_point():
+            return NotImplemented
+        return total(x, *args, dtype=dtype, **kwargs)
+
+    return decomposed
+
+
+for _total, _op in ((_sum, aten.sum.dim_IntList), (_sum_of_all, aten.sum.default)):
+    _rule = Rule(
+        decompose=_of_floats_as_integers(_total), decompose_traced=_total, traced=TracedCall("sum", _traced_sum)
+    )
+    declare(_rule, _op)
+
+
+def _fraction(node: Node) -> str | None:
+    """Refuses a correction that is no whole number, which OpenVINO would make one; of known sizes none is left."""
+    correction = node.kwargs.get("correction")
+    return "a correction that is no whole number" if isinstance(correction, float) and correction % 1 else None
+
+
+declare(Rule(limit=_fraction), aten.var_mean.correction, aten.var.correction, aten.std.correction)
 
 
 def _variance(x: Tensor, dim: Dims, correction: Any, keepdim: bool) -> Tensor:
@@ -158,13 +182,16 @@ def _vector_norm(
     dims = list(dim) if dim and x.dim() else list(range(x.dim()))
     single = all(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in dims)
     # Eager takes the absolute value of a single value as well, but not of a scalar whose dimension is given.
-    if dim and ord != 0 and not (single and x.dim()):
+    if dim and ord != 0 and abs(ord) != math.inf and not (single and x.dim()):
         return NotImplemented
     x = x if dtype is None else x.to(dtype)
     if ord == 0:
         return x.ne(0).to(x.dtype).sum(dims, keepdim) if x.dim() else x.ne(0).to(x.dtype)
     if single:
         return x.abs() if keepdim or not x.dim() else x.abs().squeeze(dims)
+    if abs(ord) == math.inf:
+        # OpenVINO's drops NaN.
+        return (torch.amax if ord > 0 else torch.amin)(x.abs(), dims, keepdim)
     return torch.linalg.vector_norm(x, ord, dims, keepdim)
 
 

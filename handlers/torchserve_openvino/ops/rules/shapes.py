@@ -135,10 +135,11 @@ def _traced_copy(x: Any, source: Any, _non_blocking: bool = False) -> Any:
 
 @decomposition(aten.copy.default, rule=Rule(traced=TracedCall("copy", _traced_copy)))
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Decomposes copies of scalars: OpenVINO's compilation of one that nothing else uses crashes the process."""
-    if x.dim() or source.dim():
-        return NotImplemented
-    return source.clone() if source.dtype is x.dtype else source.to(x.dtype)
+    """Casts by an operator of its own, whose values are checked; OpenVINO's compilation of a copied scalar crashes."""
+    if source.dtype is not x.dtype:
+        cast = source.to(x.dtype)
+        return cast if not (x.dim() or source.dim()) else aten.copy.default(x, cast)
+    return source.clone() if not (x.dim() or source.dim()) else NotImplemented
 
 
 # --- views --------------------------------------------------------------------------------------------------------

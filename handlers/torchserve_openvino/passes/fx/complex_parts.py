@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.fx.nodes import add_call
+from torchserve_openvino.passes.fx.nodes import add_call, is_returned
 from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
@@ -30,10 +30,14 @@ def take_parts(graph: Graph, _: PassContext) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.select.int or not _is_last(node):
             continue
-        if _is_returned(node):
+        which = _arguments(node)[2]
+        if not isinstance(which, int):
+            # The caller's number.
+            continue
+        if is_returned(node):
             continue
         with graph.inserting_before(node):
-            part = _part(graph, _arguments(node)[0], _arguments(node)[2] % 2)
+            part = _part(graph, _arguments(node)[0], which % 2)
         if part is not None:
             node.replace_all_uses_with(part)
             graph.erase_node(node)
@@ -41,18 +45,6 @@ def take_parts(graph: Graph, _: PassContext) -> None:
         is_idle = node.op == "call_function" and not node.users
         if is_idle and node.target in {*_MOVES, aten.cat.default, aten.clone.default}:
             graph.erase_node(node)
-
-
-def _is_returned(node: Node) -> bool:
-    """Returns True if the graph returns a value, or what may be a view of it."""
-    return any(
-        user.op == "output" or (user.op == "call_function" and _may_be_view(user.target) and _is_returned(user))
-        for user in node.users
-    )
-
-
-def _may_be_view(op: Any) -> bool:
-    return op is aten.reshape.default or (isinstance(op, torch._ops.OpOverload) and op.is_view)
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:

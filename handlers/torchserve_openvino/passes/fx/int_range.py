@@ -13,7 +13,7 @@ those of its own sizes.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
@@ -40,6 +40,8 @@ _HIGHEST = {
     torch.bool: 1,
 }
 _CHECKED = frozenset({torch.int64, torch.int32})
+# Types of arguments that hold values; sizes and positions have others.
+_VALUES = frozenset({"Tensor", "number", "Optional[number]"})
 
 # These only move data: exact in 32 bits.
 _MOVES = frozenset({Movement.REARRANGES, Movement.LOOKS_UP, Movement.FILLS})
@@ -77,7 +79,8 @@ def input_limits(
             low, high, *_ = known.get(node.name, Bounds(-_HIGHEST[dtype], _HIGHEST[dtype]))
             start[node.name] = min(max(-low, high), _HIGHEST[dtype])
     start |= {node.name: _FROM_FLOAT for node in graph.nodes if is_cast_from_float(node)}
-    nodes = [node for node in graph.nodes if any(map(_integers, (node, *node.all_input_nodes)))]
+    numbers = _numbers(graph)
+    nodes = [node for node in graph.nodes if node in numbers or any(map(_integers, (node, *node.all_input_nodes)))]
     descending: list[IntegerLimits] = []
     error: InexactValueError
     for size in _sizes(graph):
@@ -91,6 +94,45 @@ def input_limits(
     if not descending:
         raise error
     return _with_one_cast(descending[::-1], {node.name for node in nodes if is_cast_from_float(node)})
+
+
+def _numbers(graph: Graph) -> set[Node]:
+    """Returns the numbers that a graph computes from its numbers and sizes, and uses as values.
+
+    Sizes of tensors stay far below 2^31 elements, but a product of a number with itself does not.
+    """
+    sizes = {
+        size.node.expr
+        for node in graph.find_nodes(op="placeholder")
+        for tensor in tensors_of(value_of(node))
+        for size in tensor.shape
+        if isinstance(size, torch.SymInt)
+    }
+    waiting = [node for node in graph.nodes if _is_computed(node) and _is_value(node, sizes)]
+    numbers = set(waiting)
+    while waiting:
+        sources = [source for source in waiting.pop().all_input_nodes if _is_computed(source) and source not in numbers]
+        numbers.update(sources)
+        waiting += sources
+    return numbers
+
+
+def _is_computed(node: Node) -> bool:
+    number = node.op == "call_function" and isinstance(value_of(node), torch.SymInt)
+    return number and not isinstance(node.target, torch._ops.OpOverload)
+
+
+def _is_value(node: Node, sizes: Set[Any]) -> bool:
+    """Returns True if a number is computed with, or returned and not made of sizes alone."""
+    if any(user.op == "output" for user in node.users) and not value_of(node).node.expr.free_symbols <= sizes:
+        return True
+    return any(
+        str(argument.type) in _VALUES
+        for user in node.users
+        if isinstance(user.target, torch._ops.OpOverload)
+        for argument, value in zip(user.target._schema.arguments, user.args, strict=False)
+        if value is node
+    )
 
 
 def _with_one_cast(limits: list[IntegerLimits], casts: Set[str]) -> list[IntegerLimits]:
@@ -191,6 +233,10 @@ def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int], size: int
         elif node.op == "call_function":
             operands = [bounds[source] for source in node.all_input_nodes if _integers(source)]
             bounds[node] = _bound(node, bounds, size) if _integers(node) else _highest(node, size)
+            if _is_computed(node):
+                if bounds[node] > INT32_MAX:
+                    return _Violation(node, bounds[node], INT32_MAX)
+                continue
             most, value = _exposed(node, operands, bounds[node])
             if value > most:
                 return _Violation(node, value, most)

@@ -28,3 +28,14 @@ def size_of(graph: Graph, source: Node, dim: int) -> Any:
     """Returns the size of a dimension: a number, or a node if it is symbolic."""
     size = value_of(source).shape[dim]
     return size if isinstance(size, int) else add_call(graph, aten.sym_size.int, source, dim)
+
+
+def is_returned(node: Node) -> bool:
+    """Returns True if the graph returns a value, or what may be a view of it."""
+    return any(user.op == "output" or (may_be_view(user) and is_returned(user)) for user in node.users)
+
+
+def may_be_view(node: Node) -> bool:
+    """Returns True if a node's result may have the memory of its input."""
+    op = node.target
+    return op is aten.reshape.default or (isinstance(op, torch._ops.OpOverload) and op.is_view)

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
+from torchserve_openvino.passes.fx.nodes import is_returned, may_be_view
 from torchserve_openvino.passes.pass_context import PassContext
 
 _CAST = torch.ops.aten._to_copy.default
@@ -30,7 +31,7 @@ def drop_checks(graph: Graph, _: PassContext) -> None:
 def drop_round_trips(graph: Graph, _: PassContext) -> None:
     """Lets the users of a tensor that was cast to a wider type and back take the tensor itself.
 
-    A result of the graph stays a tensor of its own.
+    A result of the graph, or what a result may be a view of, stays a tensor of its own.
 
     Args:
         graph: A lowered graph; changed in place.
@@ -46,10 +47,16 @@ def drop_round_trips(graph: Graph, _: PassContext) -> None:
         before, between, after = (_dtype(cast) for cast in (first, wide, node))
         if between is None or before is not after or before not in _HOLDS.get(between, ()):
             continue
-        node.replace_all_uses_with(first, delete_user_cb=lambda user: user.op != "output")
+        node.replace_all_uses_with(first, delete_user_cb=lambda user: not _returns(user))
+        if node.users:
+            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (first,), {}
     for node in reversed(list(graph.nodes)):
         if not node.users and _casts(node):
             graph.erase_node(node)
+
+
+def _returns(user: Node) -> bool:
+    return user.op == "output" or (may_be_view(user) and is_returned(user))
 
 
 def _casts(node: Node) -> bool:

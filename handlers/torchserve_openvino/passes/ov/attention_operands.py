@@ -37,6 +37,8 @@ _ATTENTION = "ScaledDotProductAttention"
 _QUERY, _KEY, _MASK = 0, 1, 3
 # What may stand between a product and a transposition in one kernel.
 _BESIDE_EXCHANGES = (JOINS | MOVES) - {"Transpose"}
+# Their one-dimensional operands lie along the second dimension, and are no rows.
+_BY_CHANNEL = frozenset({"PRelu", "BatchNormInference"})
 # A size that is not static.
 _OPEN = -1
 
@@ -89,7 +91,9 @@ def _joined_operands(value: ov.Output, until: str = "") -> list[ov.Input]:
         kind = node.get_type_name()
         if kind == until:
             return operands
-        if kind in JOINS:
+        if kind in _BY_CHANNEL:
+            pass
+        elif kind in JOINS:
             operands += [port for port in node.inputs() if port.get_index() != index]
         elif kind not in MOVES or index != 0:
             break

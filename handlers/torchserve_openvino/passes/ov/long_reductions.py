@@ -65,7 +65,8 @@ def _replacements(model: ov.Model) -> Iterator[tuple[ov.Node, Callable[[ov.Outpu
             if len(shape) == 1:
                 yield node, _log_softmax_of_row
         elif kind == "CumSum":
-            if _count(node) > LONGEST_SUM:
+            attributes = node.get_attributes()
+            if _count(node) > LONGEST_SUM and not attributes["exclusive"] and not attributes["reverse"]:
                 yield node, _running_sum
         elif _count(node) > (LONGEST_ALONG_LAST if len(shape) - 1 in _axes(node) else LONGEST_SUM):
             yield node, _sum_in_two_steps

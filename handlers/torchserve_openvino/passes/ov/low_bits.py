@@ -98,7 +98,8 @@ def _affine(node: Any) -> _Affine | None:
     if kind == "Constant":
         return _constant(node)
     if kind == "Convert":
-        return _affine(node.input_value(0).get_node())
+        affine = _affine(node.input_value(0).get_node())
+        return affine if affine is not None and _keeps(affine, node.get_output_element_type(0)) else None
     if kind in {"Subtract", "Multiply"}:
         return _computed(kind, *(value.get_node() for value in node.input_values()))
     move = _MOVES.get(kind)
@@ -106,6 +107,16 @@ def _affine(node: Any) -> _Affine | None:
     if move is None or source is None or node.get_output_partial_shape(0).is_dynamic:
         return None
     return source.moved(lambda array: move(array, node))
+
+
+def _keeps(affine: _Affine, kind: ov.Type) -> bool:
+    """Returns True if a conversion changes no value: to an integer type, fractions and large numbers change."""
+    if kind.is_real():
+        return True
+    if affine.scales or not kind.is_integral_number():
+        return False
+    values, limits = affine.values - affine.zeros, np.iinfo(kind.to_dtype())
+    return bool(limits.min <= values.min() and values.max() <= limits.max)
 
 
 def _constant(node: Any) -> _Affine | None:

@@ -1,5 +1,6 @@
 """Arithmetic of 8 and 16 bits: torch wraps around, OpenVINO saturates. It is computed in 32 bits, and wrapped."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,13 +40,14 @@ def wrapped(x: Tensor, kind: torch.dtype) -> Tensor:
     return rest.to(kind)
 
 
-def in_32_bits(op: Any, *, exceeds: bool, numbers: bool = False) -> Decomposition:
+def in_32_bits(op: Any, *, exceeds: bool, numbers: bool = False, limits: bool = False) -> Decomposition:
     """Makes the decomposition of an operator for narrow integers.
 
     Args:
         op: The operator.
         exceeds: Whether a result may lie outside the range of its type.
         numbers: Whether both operands may be numbers, which torch wraps to the type of the result.
+        limits: Whether the numbers among the arguments are values: a negative one wraps in an unsigned type.
     """
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +61,8 @@ def in_32_bits(op: Any, *, exceeds: bool, numbers: bool = False) -> Decompositio
         elif not all(_fits(arg, kind) for arg in (*args, *kwargs.values())):
             # torch raises.
             return NotImplemented
+        elif limits:
+            args, kwargs = pytree.tree_map_only((int, float), partial(_wrapped_limit, kind=kind), (args, kwargs))
         wide = op(*pytree.tree_map_only(Tensor, _wide, args), **pytree.tree_map_only(Tensor, _wide, kwargs))
         if isinstance(wide, Tensor):
             return wrapped(wide.to(torch.int32), kind) if exceeds else wide.to(kind)
@@ -70,6 +74,10 @@ def in_32_bits(op: Any, *, exceeds: bool, numbers: bool = False) -> Decompositio
 def _wrapped_number(x: Number, kind: torch.dtype) -> int:
     limits = torch.iinfo(kind)
     return (int(x) - limits.min) % 2**limits.bits + limits.min
+
+
+def _wrapped_limit(x: Number, kind: torch.dtype) -> Number:
+    return x if isinstance(x, bool) or x >= 0 or kind.is_signed else _wrapped_number(x, kind)
 
 
 def _fits(x: Any, kind: torch.dtype) -> bool:
@@ -146,9 +154,9 @@ def _reinterpret(x: Tensor, dtype: torch.dtype) -> Tensor:
     return moved.to(dtype)
 
 
-def _declare(exceeds: bool, *operators: Any, numbers: bool = False) -> None:
+def _declare(exceeds: bool, *operators: Any, numbers: bool = False, limits: bool = False) -> None:
     for op in operators:
-        declare(Rule(decompose_narrow=in_32_bits(op, exceeds=exceeds, numbers=numbers)), op)
+        declare(Rule(decompose_narrow=in_32_bits(op, exceeds=exceeds, numbers=numbers, limits=limits)), op)
 
 
 _declare(
@@ -168,11 +176,13 @@ _declare(
 )  # fmt: skip
 _declare(
     False,
-    aten.maximum.default, aten.minimum.default, aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default,
-    aten.clamp_max.default, aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.max.dim,
-    aten.min.dim, aten.relu.default, aten.sign.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
-    aten.sort.stable, aten.topk.default,
+    aten.maximum.default, aten.minimum.default, aten.clamp.Tensor, aten.amax.default, aten.amin.default,
+    aten.max.default, aten.min.default, aten.max.dim, aten.min.dim, aten.relu.default, aten.sign.default,
+    aten.masked_fill.Tensor, aten.sort.stable, aten.topk.default,
 )  # fmt: skip
+_declare(
+    False, aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.masked_fill.Scalar, limits=True
+)
 declare(Rule(decompose_narrow=_power), aten.pow.Tensor_Scalar)
 declare(Rule(decompose_narrow=_arange), aten.arange.start_step)
 declare(Rule(decompose=_reinterpret, banned="OpenVINO can't read bytes as another type"), aten.view.dtype)

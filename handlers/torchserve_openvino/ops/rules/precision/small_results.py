@@ -60,6 +60,9 @@ def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) 
 
 @decomposition(aten.celu.default)
 def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    if alpha < 0:
+        # The exponent is positive where x is negative.
+        return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
     return _exponential_unit(x, alpha, 1, 1 / alpha)
 
 
