@@ -179,9 +179,11 @@ def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -
     return torch.empty([*x.shape[:2], *sizes], dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
-def _where_whole(opaque: Any) -> Callable[..., Any]:
+def _where_whole(op: Any, opaque: Any) -> Callable[..., Any]:
     def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
-        return opaque(x, output_size, *options) if resizes_whole(x, output_size, options[-1]) else NotImplemented
+        in_bytes = x.dtype is torch.uint8 and op in _IN_BYTES
+        whole = in_bytes or resizes_whole(x, output_size, options[-1])
+        return opaque(x, output_size, *options) if whole else NotImplemented
 
     return call
 
@@ -192,6 +194,8 @@ RESIZERS = (
     aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
     aten.upsample_bicubic2d.vec,
 )  # fmt: skip
+# Of bytes, eager PyTorch's kernels count in integers; torch's decompositions differ by 1. Eager PyTorch runs them.
+_IN_BYTES = frozenset({aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec})
 # From a schema's first bracket on, it is that of the operator.
 _RESIZERS = {op: _define(op, "(" + str(op._schema).partition("(")[2], op, _fake_resized) for op in RESIZERS}
 
@@ -225,7 +229,7 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
 
 # Maps each operator to what is traced in its place.
 OPAQUE_OPS = {op: OpaqueOp(_without_idle_dropout(opaque)) for op, opaque in _RECURRENT.items()} | {
-    op: OpaqueOp(_where_whole(opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
+    op: OpaqueOp(_where_whole(op, opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
 }
 OPAQUE_OPS[aten.multilabel_margin_loss_forward.default] = OpaqueOp(multilabel_margin_loss)
 _ORIGINALS = {opaque: op for op, opaque in (_RECURRENT | _RESIZERS).items()}

@@ -76,3 +76,18 @@ def test_a_view_through_another_view_is_refused() -> None:
         torch.testing.assert_close((compiled(own), own), (eager(given), given), rtol=0, atol=0)
         assert shares(compiled(own), own)
     assert "through another view" in compiled.report.fallbacks[0].reason
+
+
+def test_inputs_that_share_memory_are_not_those_that_do_not() -> None:
+    class Adds(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            a.add_(1)
+            return b * 2
+
+    compiled = tov.compile(Adds().eval(), backend="export")
+    with torch.no_grad():
+        assert compiled(torch.zeros(4), torch.zeros(4)).tolist() == [0, 0, 0, 0]
+        a = torch.zeros(4)
+        assert compiled(a, a.view(4)).tolist() == [2, 2, 2, 2]
+        assert a.tolist() == [1, 1, 1, 1]
+    assert "share memory" in str(compiled.report.to_dict()["fallbacks"])

@@ -158,3 +158,32 @@ def test_the_reason_names_gradients() -> None:
     compiled = tov.compile(Shifted("parameter").eval(), options={"min_partition_us": 0}).freeze()
     compiled(torch.rand(2, 4))
     assert any("torch.no_grad()" in reason for reason in compiled.guarded_reasons)
+
+
+def test_what_is_left_to_pytorch_is_not_cast_by_autocast_again() -> None:
+    class Exact(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                product = x @ y
+            return product + 1
+
+    model, options = Exact().eval(), {"disabled_ops": ["aten.mm"], "min_partition_us": 0}
+    compiled, (x, y) = tov.compile(model, options=options), torch.randn(2, 8, 8)
+    compiled.freeze()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x, y), model(x, y), rtol=1e-6, atol=1e-6)
+    assert compiled.report.to_dict()
+
+
+def test_a_conjugate_is_not_what_it_is_the_conjugate_of() -> None:
+    def parts(z: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(z * 2)
+
+    compiled, z = tov.compile(parts, options={"min_partition_us": 0}), torch.randn(3, dtype=torch.complex64)
+    compiled.freeze()
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(compiled(z), parts(z))
+        torch.testing.assert_close(compiled(z.conj()), parts(z.conj()))
+        torch.testing.assert_close(compiled(z.conj().imag.sum() + z), parts(z.conj().imag.sum() + z))

@@ -180,3 +180,51 @@ def test_the_larger_the_sizes_the_smaller_the_values_may_be() -> None:
         assert_same(compiled(x), x.sum(-1))
     (fallback,) = compiled.report.fallbacks
     assert "outside -16 to 16" in fallback.reason
+
+
+NUMBERS: dict[str, Function] = {
+    "a product": lambda x, n: x * (n * n),
+    "a product that is returned": lambda x, n: (x * 2, n * n),
+    "a sum of products": lambda x, n: x + (n * n + n) * 3,
+    "a quotient": lambda x, n: x + n // 2,
+    "a quotient of a product": lambda x, n: x + (n * n) // 3,
+    "a quotient that is rounded up": lambda x, n: x + -(-n // 2),
+    "a fill": lambda x, n: torch.full_like(x, n * n, dtype=torch.float64) + x,
+    "a limit": lambda x, n: x.clamp(max=n * n),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_the_caller_are_computed_as_in_python(name: str) -> None:
+    function, x = NUMBERS[name], torch.tensor([1.0, 2.5, 1e10])
+    compiled = tov.compile(function, dynamic=True, options=ALL)
+    for n in (5, 7, -3, -8, 4999, 60_000, -70_001, 2**24 - 1):
+        got, expected = compiled(x, n), function(x, n)
+        assert_same(got, expected)
+
+
+def test_quotients_of_sizes_round_down() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return (3 - x.shape[0]) // 2 + x, x.new_zeros(-(-x.shape[0] // 2)), x.shape[0] ** 2 // 3 + x
+
+    compiled = tov.compile(function, dynamic=True, options=ALL)
+    for length in (4, 6, 9, 2, 70_000):
+        x = torch.ones(length)
+        assert_same(compiled(x), function(x))
+
+
+def test_an_added_number_counts_for_each_index() -> None:
+    def function(i: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4, dtype=torch.int32).index_put((i,), torch.tensor(1001, dtype=torch.int32), True) % 10
+
+    for count in (3, 20_001):
+        i = torch.zeros(count, dtype=torch.int64)
+        assert tov.compile(function, options=ALL)(i).tolist() == function(i).tolist()
+
+
+def test_a_product_of_integers_at_an_index_is_not_rounded() -> None:
+    def function(x: torch.Tensor, i: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        return torch.scatter_reduce(x, 0, i, factors, "prod") % 1000
+
+    one, twice, factors = torch.ones(1).int(), torch.zeros(2).long(), torch.tensor([4097, 4097]).int()
+    assert tov.compile(function, options=ALL)(one, twice, factors).tolist() == [409]

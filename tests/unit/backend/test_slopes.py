@@ -145,3 +145,23 @@ def test_only_slopes_along_the_second_dimension_are_joined(sizes: list[int], slo
     joined = "PRelu" in {each.get_type_name() for each in model.get_ops()}
     aligned = [1] * (len(sizes) - len(shape)) + shape
     assert joined == (len(shape) <= len(sizes) and all(n == 1 for i, n in enumerate(aligned) if i != 1))
+
+
+@pytest.mark.parametrize("sizes", [(2, 8), (2, 8, 8), (8, 8)])
+def test_slopes_between_a_product_and_a_softmax_stay_those_of_channels(sizes: tuple[int, ...]) -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 8))
+            self.rectify = nn.PReLU(8)
+            self.rectify.weight.data = torch.linspace(0.1, 0.9, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rectify(x @ self.weight).softmax(-1)
+
+    check(Scores().eval(), torch.randn(*sizes[:-1], 4))
+
+
+def test_a_norm_of_a_batch_before_a_softmax_runs_whole() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Softmax(-1)).eval()
+    check(model, torch.randn(4, 8), options={"min_partition_us": 0})

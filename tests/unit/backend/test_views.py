@@ -65,3 +65,24 @@ def test_a_result_in_another_memory_order_can_be_written_to(function, dynamic: b
         torch.testing.assert_close(got, expected)
         assert got.stride() == expected.stride()
     assert {each.kind for each in compiled.report.fallbacks} == {"graph_break"}
+
+
+@pytest.mark.parametrize("view", [
+    lambda x: x, lambda x: x.view(-1), lambda x: x.t(), lambda x: x.reshape(6), lambda x: x[1:],
+    lambda x: x.view(6)[2:],
+])  # fmt: skip
+@pytest.mark.parametrize("casts", [
+    lambda x: x.long().int(), lambda x: x.float().double().float(), lambda x: x.double().float(),
+])  # fmt: skip
+def test_what_is_cast_and_cast_back_has_memory_of_its_own(view, casts) -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = view(casts(x))
+        x.add_(1)
+        return y
+
+    x = torch.zeros(2, 3, dtype=torch.int32 if casts(torch.zeros(1)).dtype is torch.int32 else torch.float32)
+    expected, own = forward(x.clone()), x.clone()
+    got = tov.compile(forward, options={"min_partition_us": 0})(own)
+    torch.testing.assert_close(got, expected)
+    got.zero_()
+    assert own.eq(1).all()

@@ -139,3 +139,21 @@ def test_integers_of_weights_that_another_part_needs(backend: str) -> None:
             torch.testing.assert_close(compiled(x), model(x))
     kinds = {fallback.kind for fallback in compiled.report.fallbacks}
     assert kinds <= {"unsupported_op"}, compiled.report.fallbacks
+
+
+class _Truncated(nn.Module):
+    """A weight whose fractions are cut off before it is scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q: Tensor
+        self.register_buffer("q", torch.randint(0, 16, (64, 64), dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = (self.q.float() * 0.25).to(torch.int32)
+        return x @ (whole.float() * 0.5).t()
+
+
+def test_a_cast_within_a_weight_cuts_fractions_off() -> None:
+    model, x = _Truncated().eval(), torch.randn(3, 64)
+    assert_same(tov.compile(model)(x), model(x))

@@ -138,3 +138,54 @@ def test_a_cast_of_random_numbers_is_not_computed_beforehand() -> None:
     compiled, x = tov.compile(forward, options=OPTIONS), torch.zeros(50)
     with torch.no_grad():
         assert not torch.equal(compiled(x), compiled(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.int64, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.float32, torch.int64, torch.float16])
+def test_a_copy_into_another_type_is_a_cast(source, kind, dynamic) -> None:
+    """Values that fit, and those that wrap around, saturate, round or become infinite."""
+
+    def copied(y):
+        out = torch.zeros(4, dtype=kind)
+        out[:] = y
+        filled = torch.zeros(4, dtype=kind).copy_(y)
+        return out, filled, filled * filled, torch.zeros(3, dtype=kind).fill_(y[0])
+
+    compiled = tov.compile(copied, dynamic=dynamic, options=OPTIONS)
+    values = [[1.0, 0.0, 2.0, 100.0], [300.0, 256.0, -1.0, 7.0], [2.5, 515.0, 2049.0, -3.7], [3e9, 1e5, 65519.0, 0.25]]
+    for row in values:
+        y = torch.tensor(row, dtype=torch.float64).to(source)
+        if not y.isfinite().all() or (kind is torch.uint8 and source.is_floating_point and (y.abs() > 2**31).any()):
+            # Undefined in C++, and different from CPU to CPU.
+            continue
+        torch.testing.assert_close(compiled(y), copied(y), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_copy_of_nan_and_fractions_into_booleans() -> None:
+    def copied(y):
+        out = torch.zeros(3, dtype=torch.bool)
+        out[:] = y
+        return out
+
+    y = torch.tensor([0.5, float("nan"), 0.0])
+    assert tov.compile(copied, options=OPTIONS)(y).tolist() == [True, True, False]
+
+
+def test_a_copy_keeps_the_rounding_of_its_source() -> None:
+    def copied(y):
+        return torch.zeros(2).copy_(y.half()), torch.zeros(2).copy_(y.bfloat16())
+
+    y = torch.tensor([1.0001, 3000.7])
+    torch.testing.assert_close(tov.compile(copied, options=OPTIONS)(y), copied(y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.sum(dtype=torch.int64), lambda x: x.sum(0, dtype=torch.int64), lambda x: x.nansum(dtype=torch.int64),
+    lambda x: x.sum(0, keepdim=True, dtype=torch.int32) % 7,
+])  # fmt: skip
+def test_a_sum_of_floats_as_integers_adds_integers(function) -> None:
+    compiled = tov.compile(function, options=OPTIONS)
+    for row in ([1.7, 2.6, -3.5, 0.9], [16777216.0, 1.0, 1.0, 1.0], [1e9, 1e9, 1e9, 5.0]):
+        x = torch.tensor(row)
+        assert compiled(x).equal(function(x)), row

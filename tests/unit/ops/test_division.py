@@ -1,5 +1,6 @@
 """Remainders and floor divisions of floats: exact on OpenVINO for small tensors, in eager PyTorch for large ones."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,11 @@ def test_floor_division_of_narrow_integers(dtype: torch.dtype) -> None:
     for function in (lambda x: x // 3, lambda x: torch.div(x, x.clamp_max(7) | 1, rounding_mode="floor")):
         compiled = tov.compile(function, options={"min_partition_us": 0})
         torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x // 2.0, lambda x: x // 0.5, lambda x: x // -4.0, lambda x: torch.div(x, 8.0, rounding_mode="floor"),
+])  # fmt: skip
+def test_infinity_has_no_whole_part(function) -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan, 5.3, -5.3, 0.0, 1e30])
+    torch.testing.assert_close(tov.compile(function)(x), function(x), rtol=0, atol=0, equal_nan=True)

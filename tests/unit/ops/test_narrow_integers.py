@@ -88,3 +88,13 @@ def test_all_pairs(kind: torch.dtype) -> None:
     with torch.no_grad():
         assert_same(compiled(each, each), function(each, each))
     assert compiled.report.summary.coverage == 1.0
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.clamp(min=-3), lambda x: x.clamp(-1, 10), lambda x: x.clamp_min(-5), lambda x: x.clamp(max=-1),
+    lambda x: x.masked_fill(x > 4, -2), lambda x: x.clamp(1, 4),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8])
+def test_negative_limits_wrap_in_bytes(function, kind) -> None:
+    x = torch.tensor([0, 1, 5, 120], dtype=kind)
+    assert tov.compile(function, options=OPTIONS)(x).equal(function(x))

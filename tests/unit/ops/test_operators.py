@@ -1,5 +1,6 @@
 """Operators that OpenVINO converts wrongly or lacks: results equal eager, and the report says what ran where."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -105,3 +106,30 @@ def test_custom_operator_of_the_user_falls_back_with_its_name() -> None:
         options={"min_partition_us": 0},
     )
     assert compiled.report.fallbacks[0].op == "tov_test.twice.default"
+
+
+@pytest.mark.parametrize("dim", [None, 1, (0, 1)])
+@pytest.mark.parametrize("order", [math.inf, -math.inf])
+def test_the_largest_norm_keeps_nan(order, dim) -> None:
+    x = torch.tensor([[math.nan, 1.0], [2.0, -3.0]])
+
+    def norm(x):
+        return torch.linalg.vector_norm(x, order, dim), torch.linalg.vector_norm(x[1:], order, dim, keepdim=True)
+
+    check(norm, x, options={"min_partition_us": 0})
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("correction", [0.5, 1.5, 1.0, 2, 0])
+def test_a_correction_may_be_a_fraction(correction, dynamic) -> None:
+    def moments(x):
+        return (
+            x.var(1, correction=correction),
+            x.std(1, correction=correction),
+            *torch.var_mean(x, 1, correction=correction),
+        )
+
+    compiled = tov.compile(moments, dynamic=dynamic, options={"min_partition_us": 0})
+    for length in (7, 9):
+        x = torch.randn(3, length)
+        assert_same(compiled(x), moments(x))

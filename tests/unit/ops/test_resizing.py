@@ -159,3 +159,20 @@ def test_antialiasing_runs_on_openvino_where_sizes_are_known(mode: str, backend:
         assert report.summary.coverage == 1.0, report.to_text()
     report = checked(Resized(mode=mode, antialias=True, size=(7, 5)), x, backend=backend, dynamic=True)
     assert set(report.fallback_counts()) <= {"conversion_failed", "unsupported_op"}
+
+
+@pytest.mark.parametrize("how", [
+    {"size": (7, 9)}, {"size": (23, 1)}, {"scale_factor": 1.7}, {"size": (20, 30), "align_corners": True},
+])  # fmt: skip
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("last", [False, True])
+def test_pictures_in_bytes_are_resized_exactly(mode: str, how: dict[str, Any], last: bool) -> None:
+    if mode == "nearest" and "align_corners" in how:
+        pytest.skip("nearest has no corners")
+    x = torch.randint(0, 256, (2, 3, 11, 13), dtype=torch.uint8)
+    x = x.to(memory_format=torch.channels_last) if last else x
+
+    def resized(x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x, mode=mode, **how)
+
+    assert tov.compile(resized, options={"min_partition_us": 0})(x).equal(resized(x))

@@ -65,3 +65,9 @@ def test_gradients(name: str, backend: Any) -> None:
     function(x).sum().backward()
     compiled(y).sum().backward()
     torch.testing.assert_close(y.grad, x.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, -0.5, 0.7, 3.0])
+def test_celu_of_any_alpha(alpha) -> None:
+    x = torch.tensor([-20.0, -10.0, -3.0, -1e-4, 0.0, 1e-4, 1.0, 30.0])
+    torch.testing.assert_close(tov.compile(lambda x: F.celu(x, alpha))(x), F.celu(x, alpha), rtol=1e-5, atol=0)
