@@ -40,9 +40,10 @@ _SECONDS = 600.0
 
 def main(
     ops: Annotated[str, typer.Option(help="Operators by op_db's names, comma-separated; all without it.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Types to run in; real_sizes is float32 at real sizes.")] = ",".join(
-        cases.COLUMNS
-    ),
+    dtypes: Annotated[
+        str,
+        typer.Option(help=f"Types to run in; real_sizes is float32 at real sizes. Further: {', '.join(cases.NARROW)}."),
+    ] = (",".join(cases.COLUMNS)),
     samples: Annotated[int, typer.Option(help="Samples of each operator.")] = table.SAMPLES,
     jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     extremes: Annotated[
@@ -66,10 +67,12 @@ def main(
     if unknown := [name for name in only if name not in cases.op_infos()]:
         raise typer.BadParameter(f"op_db has no operator {unknown[0]!r}; `torch.linalg.svd` is `linalg.svd` there")
     chosen = [name for name in dtypes.split(",") if name]
-    if unknown := [name for name in chosen if name not in cases.COLUMNS]:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(cases.COLUMNS)}", param_hint="--dtypes")
-    if (extremes or followed) and (write or core_only):
-        raise typer.BadParameter("--extremes and --followed have no table, and go with op_db alone")
+    known = (*cases.COLUMNS, *cases.NARROW)
+    if unknown := [name for name in chosen if name not in known]:
+        raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint="--dtypes")
+    narrow = not set(chosen) <= set(cases.COLUMNS)
+    if (extremes or followed or narrow) and (write or core_only):
+        raise typer.BadParameter("--extremes, --followed and narrow types have no table, and go with op_db alone")
     ways = [mode for mode in modes.split(",") if mode]
     if unknown := [mode for mode in ways if mode not in MODES]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join(MODES)}", param_hint="--modes")
@@ -81,7 +84,7 @@ def main(
     calls = (
         {} if core_only else {mode: _run_op_db(names, chosen, samples, jobs, extremes, mode, followed) for mode in ways}
     )
-    apart = extremes or followed
+    apart = extremes or followed or narrow
     overloads = {} if apart or only or "static" not in ways else _run_core(jobs)
     if as_json:
         typer.echo(json.dumps({"versions": table.versions(), "op_db": calls, "core": overloads}))

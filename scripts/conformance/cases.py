@@ -12,20 +12,26 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-DTYPES = {
-    "float32": torch.float32, "int64": torch.int64, "int32": torch.int32, "bool": torch.bool, "float16": torch.float16,
-}  # fmt: skip
 # The columns of the tables: types at op_db's sizes, and float32 at the sizes that users have.
 REAL = "real_sizes"
-COLUMNS = (*DTYPES, REAL)
+COLUMNS = ("float32", "int64", "int32", "bool", "float16", REAL)
+# Further types, which have no column: of these, what is wrong is said.
+NARROW = ("bfloat16", "uint8", "int8", "int16")
+DTYPES = {name: getattr(torch, name) for name in (*COLUMNS, *NARROW) if name != REAL}
 # Enough to see every kind of sample; a few operators have thousands.
 _MOST_SAMPLES = 120
-# Finite values that expose rounding and range errors and do not cancel each other out.
-EXTREMES: dict[torch.dtype, tuple[float, ...]] = {
-    torch.float32: (1e8, 3e-6, -3e4, 1e-30, -87.0, 2049.5),
-    torch.float16: (2049.0, -3e4, 1e-3, -6e-6, -11.0),
-    torch.int64: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7, 2**40),
-    torch.int32: (2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7),
+# Finite values that expose rounding and range errors and do not cancel each other out. Samples take the lists in turn:
+# integers of the first run in eager PyTorch, those of the second are exact until something is computed of them.
+_MIDDLES = (4097, -5793, 65537, 1001, -12345)
+EXTREMES: dict[torch.dtype, tuple[tuple[float, ...], ...]] = {
+    torch.float32: ((1e8, 3e-6, -3e4, 1e-30, -87.0, 2049.5),),
+    torch.float16: ((2049.0, -3e4, 1e-3, -6e-6, -11.0),),
+    torch.bfloat16: ((515.0, -3e4, 1e-3, -6e-6, -11.0),),
+    torch.int64: ((2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7, 2**40), _MIDDLES),
+    torch.int32: ((2**24 + 1, 2**24 + 2, -(2**24) - 3, 123456789, -1000000007, 2**30 + 7), _MIDDLES),
+    torch.int16: ((32767, -32768, 257, -4097, 181),),
+    torch.uint8: ((255, 128, 0, 200, 17),),
+    torch.int8: ((127, -128, 64, -1, 12),),
 }
 # Boundaries must be sorted and lengths must fit (eager itself crashes otherwise); a polynomial of degree 10^8 never
 # finishes; in soft_margin_loss eager's exp overflows where OpenVINO's softplus does not.
@@ -88,7 +94,7 @@ def op_infos() -> dict[str, Any]:
 
 
 def supported(name: str) -> list[str]:
-    """The columns in which an operator is run: dtypes that eager supports, and real sizes if float32 is one."""
+    """What an operator is run in: dtypes that eager supports, and real sizes if float32 is one."""
     dtypes = op_infos()[name].supported_dtypes("cpu")
     columns = [dtype for dtype, torch_dtype in DTYPES.items() if torch_dtype in dtypes]
     return [*columns, REAL] if "float32" in columns else columns
@@ -115,10 +121,10 @@ def calls_of(name: str, dtype: str, count: int, extremes: bool = False) -> list[
     torch.manual_seed(0)
     samples = op_infos()[name].sample_inputs("cpu", DTYPES[dtype], requires_grad=False)
     calls = spread([Call((s.input, *s.args), s.kwargs) for s in itertools.islice(samples, _MOST_SAMPLES)], count)
-    return [_with_extremes(call) for call in calls] if extremes else calls
+    return [_with_extremes(call, turn) for turn, call in enumerate(calls)] if extremes else calls
 
 
-def _with_extremes(call: Call) -> Call:
+def _with_extremes(call: Call, turn: int) -> Call:
     """Replaces every third value of each tensor; the first position differs between tensors."""
     starts = itertools.count()
 
@@ -127,7 +133,8 @@ def _with_extremes(call: Call) -> Call:
         if tensor.layout is not torch.strided or tensor.dtype not in EXTREMES:
             return tensor
         flat = tensor.detach().clone().flatten()
-        values = itertools.islice(itertools.cycle(EXTREMES[tensor.dtype]), start, None)
+        lists = EXTREMES[tensor.dtype]
+        values = itertools.islice(itertools.cycle(lists[turn % len(lists)]), start, None)
         for index, value in zip(range(start % 3, flat.numel(), 3), values, strict=False):
             flat[index] = value
         return flat.reshape(tensor.shape)

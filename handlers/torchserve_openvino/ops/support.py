@@ -174,7 +174,7 @@ def _rounds_up(node: Node) -> bool:
     """Returns True for a quotient of numbers that may be negative: OpenVINO rounds it towards 0, Python down."""
     if node.target is not operator.floordiv:
         return False
-    operands = [value_of(arg) if isinstance(arg, Node) else arg for arg in node.args]
+    operands: list[Any] = [value_of(arg) if isinstance(arg, Node) else arg for arg in node.args]
     return not all(is_always_true(operand >= 0) for operand in operands)
 
 
