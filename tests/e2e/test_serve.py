@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -419,8 +420,13 @@ def test_a_model_that_nobody_uses_gives_its_worker_back(store: Path, weights: Pa
                 url = f"{running.url}/predictions/kept"
                 return list(await asyncio.gather(*(client.post(url, json=[ROW]) for _ in range(3))))
 
-        for answer in asyncio.run(three()):
-            check(answer.json(), [ROW])
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(asyncio.run, three())
+            running.until(lambda: running.model("kept")["status"] == "loading")
+            # Other models on this server are served meanwhile: it must not be taken out of a load balancer.
+            assert running.get("/ping").status_code == 200 and running.get("/v2/health/ready").status_code == 200
+            for answer in answers.result():
+                check(answer.json(), [ROW])
         assert running.model("kept")["status"] == "READY"
 
 

@@ -1,9 +1,12 @@
 """`torchserve-openvino serve` with clients and handlers that misbehave: one of them costs nobody else anything."""
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ import pytest
 from serve_process import ServeProcess, pack, serving
 
 from network import CONFIG
+from torchserve_openvino.hosts.serve.worker_process import WorkerProcess
 
 for needed in ("starlette", "uvicorn", "prometheus_client"):
     pytest.importorskip(needed, reason="needs the extra serve")
@@ -29,8 +33,18 @@ import torch
 from ts.handler_utils.utils import send_intermediate_predict_response
 from torchserve_openvino import OpenVINOHandler
 class Faulty(OpenVINOHandler):
+    def initialize(self, context):
+        slow = os.environ.get("SLOW_AFTER")
+        if slow and os.path.exists(slow):
+            time.sleep(60)
+        super().initialize(context)
     def preprocess(self, data):
         rows = [row["body"] for row in data]
+        tenant = self.context.get_request_header(0, "X-Tenant")
+        if tenant:
+            self.context.set_response_header(0, "X-Tenant-Was", tenant)
+            self.context.set_response_header(0, "Content-Length", "1")
+            self.context.set_response_header(0, "X-Split", "a\\r\\nX-Injected: b")
         for row in rows:
             if row.get("fork") and os.fork() == 0:
                 time.sleep(15)
@@ -218,3 +232,104 @@ def test_a_second_signal_ends_the_server_at_once(archive: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         ends_within(server, 2)
         call.join(10)
+
+
+def test_headers_are_read_by_any_name_and_sent_unless_they_are_the_server_s(server: ServeProcess) -> None:
+    answer = server.post(PREDICT, ROW, headers={"X-Tenant": "a"})
+    assert answer.status_code == 200 and answer.json()
+    assert answer.headers["x-tenant-was"] == "a"
+    assert "x-split" not in answer.headers and "x-injected" not in answer.headers
+
+
+def test_a_full_queue_refuses_in_the_form_of_the_client_and_is_counted(server: ServeProcess) -> None:
+    before = refusals(server, 503)
+    running = [in_background(refused_or_answered, server, {**ROW, "sleep": 1.0}) for _ in range(8)]
+    server.until(lambda: server.model("faulty")["jobQueueStatus"]["pendingRequests"] == 6, 10)
+    openai = server.post(f"{PREDICT}/v1/embeddings", ROW)
+    kserve = server.post("/v2/models/faulty/infer", {"inputs": []})
+    tei = server.post("/embed", ROW)
+    plain = server.post(PREDICT, ROW)
+    for thread in running:
+        thread.join()
+    assert [answer.status_code for answer in (openai, kserve, tei, plain)] == [503] * 4
+    assert "jobQueueSize" in openai.json()["error"]["message"] and openai.json()["error"]["type"] == "server_error"
+    assert "jobQueueSize" in kserve.json()["error"]
+    assert "jobQueueSize" in tei.json()["error"] and tei.json()["error_type"] == "Overloaded"
+    assert "jobQueueSize" in plain.json()["message"]
+    assert server.post("/v1/embeddings", ROW, headers={"content-type": "application/json"}).status_code == 200
+    broken = server.http.post(f"{server.url}/v1/embeddings", content=b"{", headers={"content-type": "application/json"})
+    assert broken.status_code == 400 and broken.json()["error"]["type"] == "invalid_request_error"
+    assert refusals(server, 503) >= before + 4
+
+
+def refusals(server: ServeProcess, code: int) -> float:
+    """How many requests were refused with a status, by the server's metrics."""
+    lines = [line for line in server.get("/metrics").text.splitlines() if "refused_items_total{" in line]
+    return sum(float(line.split()[-1]) for line in lines if f'code="{code}"' in line)
+
+
+def test_what_was_counted_is_shown_though_no_call_follows(server: ServeProcess) -> None:
+    status = server.post(PREDICT, {"y": 1}).status_code
+    assert status >= 400
+    server.until(lambda: refusals(server, status) >= 1, 10)
+    before = refusals(server, status)
+    for _ in range(5):
+        assert server.post(PREDICT, {"y": 1}).status_code == status
+    server.until(lambda: refusals(server, status) == before + 5, 10)
+
+
+def test_nobody_has_to_read_the_events(archive: Path) -> None:
+    command = [sys.executable, "-m", "torchserve_openvino.cli", "serve", str(archive), "--json", "--port", "0"]
+    log = archive.parent / "unread.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=archive.parent)
+    try:
+        assert process.stdout is not None
+        events = (json.loads(line) for line in process.stdout)
+        url = next(event["url"] for event in events if event["event"] == "ready")
+        process.stdout.close()
+        models = f"{url}/models/faulty"
+        for _ in range(2):
+            ((worker,),) = (entry["workers"] for entry in httpx.get(models, trust_env=False).json())
+            os.kill(worker["pid"], signal.SIGKILL)
+            until, ready = time.monotonic() + 60, {worker["pid"]}
+            while not ready - {worker["pid"]}:
+                assert time.monotonic() < until, log.read_text()[-3000:]
+                time.sleep(0.2)
+                (state,) = httpx.get(models, trust_env=False).json()
+                ready = {each["pid"] for each in state["workers"] if each["status"] == "READY"}
+        assert httpx.post(f"{url}{PREDICT}", json=ROW, trust_env=False, timeout=30).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, log.read_text()[-3000:]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_worker_that_loads_for_nobody_does_not_delay_the_end(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "slow"
+    monkeypatch.setenv("SLOW_AFTER", str(flag))
+    with serving([archive], tmp_path, "--grace", "40") as server:
+        flag.touch()
+        (pid,) = server.pids("faulty")
+        os.kill(pid, signal.SIGKILL)
+        server.until(lambda: server.model("faulty")["status"] == "loading")
+        time.sleep(2)
+        server.process.send_signal(signal.SIGTERM)
+        ends_within(server, 20)
+
+
+def test_a_worker_that_is_killed_while_it_is_started_ends(tmp_path: Path) -> None:
+    async def run() -> str:
+        worker = WorkerProcess(tmp_path, 1)
+        starting = asyncio.create_task(worker.start())
+        await asyncio.sleep(0)
+        worker.kill("the server stops at once")
+        await starting
+        reason = await asyncio.wait_for(worker.ended, 20)
+        await worker.stop()
+        return reason
+
+    assert asyncio.run(run()) == "the server stops at once"

@@ -4,7 +4,10 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,10 +18,14 @@ import typer
 from torchserve_openvino.cli.console import fail, steps
 from torchserve_openvino.errors import TorchServeOpenVINOError
 
+logger = logging.getLogger(__name__)
+
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 # A load that takes less is over before anyone reads how it goes.
 _QUIET_SECONDS = 2.0
 _LEAST_MEMORY = 10**6
+# Events whose lines wait for a reader, and how long the last ones may take.
+_MOST_LINES, _LAST_LINES_SECONDS = 1000, 2.0
 _MOST_PORT, _MOST_WORKERS = 65_535, 1024
 
 
@@ -71,29 +78,65 @@ def serve(
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     options = ServerOptions(archives, host, port, _workers(workers), max_request_bytes, most, grace)
     start = time.monotonic()
-    with contextlib.ExitStack() as stack:
+    with _Lines() as lines, contextlib.ExitStack() as stack:
         show = None if as_json else stack.enter_context(_progress())
 
         def report(event: str, text: str, facts: Mapping[str, Any]) -> None:
             if as_json:
-                typer.echo(json.dumps({"event": event, "text": text, "seconds": _since(start), **facts}))
-                sys.stdout.flush()
+                lines.write(json.dumps({"event": event, "text": text, "seconds": _since(start), **facts}))
             elif event == "loading":
                 if show is not None and _since(start) >= _QUIET_SECONDS:
                     show(text)
             elif event not in ("change", "listening"):
                 stack.close()
-                typer.echo(text)
-                sys.stdout.flush()
+                lines.write(text)
 
         try:
             run(options, report)
         except TorchServeOpenVINOError as error:
             stack.close()
             if as_json:
-                typer.echo(json.dumps({"event": "failed", "text": str(error), "seconds": _since(start)}))
+                lines.write(json.dumps({"event": "failed", "text": str(error), "seconds": _since(start)}))
                 raise typer.Exit(1) from error
             fail(str(error))
+
+
+class _Lines:
+    """Writes lines to the standard output in a thread: that nobody reads them must not stop the server.
+
+    Lines that find no room are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
+
+    def __enter__(self) -> "_Lines":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_LAST_LINES_SECONDS)
+
+    def write(self, line: str) -> None:
+        """Writes a line soon."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                sys.stdout.write(f"{line}\n")
+                sys.stdout.flush()
+            except OSError as error:
+                logger.warning("nobody reads the standard output any more: %s", error)
+                # What is left in its buffer would fail again at the end.
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, 1)
+                os.close(nothing)
+                return
 
 
 def _since(start: float) -> float:

@@ -83,6 +83,11 @@ class ArchiveService:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
         return self.handler.describe_handle()
 
+    def send_counts(self) -> None:
+        """Passes on what was counted since the last call, which else waits for the next one; from any thread."""
+        worker = worker_of(self.handler)
+        worker.state.emit(worker.metrics)
+
     def answer(self, requests: Sequence[Request]) -> list[Response]:
         """Answers requests of one call, each with its own status, and bytes as its body.
 

@@ -25,6 +25,7 @@ from torchserve_openvino.serving.requests.messages import (
     unavailable,
     unhealthy_reason,
 )
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 if TYPE_CHECKING:
     # Needs the web server's library, which other users of this module do without.
@@ -39,15 +40,19 @@ ID_HEADER = "x-request-id"
 WAITING = "openvino_waiting_requests"
 
 
+def _unavailable(reason: str, request: Request) -> Response:
+    return unavailable(reason, request.id, form_of_path(request.path, request.envelope))
+
+
 class Reply:
     """The answer to one request: usually one piece, or as many as the handler streams.
 
     Args:
-        name: The request's id.
+        request: The request.
     """
 
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    def __init__(self, request: Request) -> None:
+        self._request = request
         self._pieces: asyncio.Queue[Response | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -63,6 +68,10 @@ class Reply:
         """Adds the last piece, in the loop's thread."""
         self._pieces.put_nowait(piece)
         self._pieces.put_nowait(None)
+
+    def refuse(self, reason: str) -> None:
+        """Ends the answer with a refusal (503); in the loop's thread."""
+        self.end(_unavailable(reason, self._request))
 
     async def pieces(self) -> AsyncIterator[Response]:
         """Yields the pieces as they come; the first has the answer's status and type."""
@@ -104,14 +113,14 @@ class Batcher:
 
     def submit(self, request: Request) -> AsyncIterator[Response]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
-        reply = Reply(request.id)
+        reply = Reply(request)
         request = replace(request, arrived=time.time(), send=reply.send)
         if self._service.ended:
-            reply.end(unavailable(f"{self._service.ended}, and is being replaced", request.id))
+            reply.refuse(f"{self._service.ended}, and is being replaced")
         elif self._service.awaits:
             background(self._alone(request, reply), self._tasks)
         elif self.waiting >= self._queue_size:
-            reply.end(unavailable(f"{self._queue_size} requests are waiting already", request.id))
+            reply.refuse(f"{self._queue_size} requests are waiting already")
         else:
             self._delay.on_request(len(self._open))
             self._open.add(reply)
@@ -147,8 +156,9 @@ class Batcher:
             while self._next(0.0) is not None:
                 pass
             self._show()
-            unanswered = list(self._open)
-            self._end(unanswered, [unavailable(self._service.ended, reply.name) for reply in unanswered])
+            for reply in list(self._open):
+                self._open.remove(reply)
+                reply.refuse(self._service.ended)
         elif self._open:
             left = self._service.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
@@ -189,7 +199,7 @@ class Batcher:
 
     def _answers(self, requests: Sequence[Request]) -> list[Response]:
         if self._service.ended:
-            return [unavailable(f"{self._service.ended}, and is being replaced", request.id) for request in requests]
+            return [_unavailable(f"{self._service.ended}, and is being replaced", request) for request in requests]
         self._until = time.monotonic() + self._service.timeout
         try:
             return self._service.answer(requests)

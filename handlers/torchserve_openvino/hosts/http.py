@@ -160,9 +160,10 @@ async def response(pieces: AsyncIterator[Response]) -> HttpResponse:
     """Returns the response with these pieces, as a stream where the handler sends events, else in one piece."""
     first = await anext(pieces)
     if first.content_type.startswith(_STREAM):
-        return StreamingResponse(_stream(first, pieces), first.status, media_type=first.content_type)
+        headers = dict(first.headers)
+        return StreamingResponse(_stream(first, pieces), first.status, headers, media_type=first.content_type)
     whole = await joined(first, pieces)
-    return HttpResponse(whole.body, whole.status, media_type=whole.content_type)
+    return HttpResponse(whole.body, whole.status, dict(whole.headers), media_type=whole.content_type)
 
 
 async def joined(first: Response, others: AsyncIterator[Response]) -> Response:
@@ -192,5 +193,11 @@ def streamed(piece: Response) -> bytes:
     """
     if not breaks_off(piece):
         return piece.body
-    facts = json.loads(piece.body)
+    try:
+        facts = json.loads(piece.body)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        # A handler's own words.
+        facts = {"code": int(piece.status), "message": piece.body.decode(errors="replace")}
     return b"data: %b\n\n" % json.dumps({**facts, "error": facts}).encode()

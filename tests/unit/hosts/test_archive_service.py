@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ts.protocol.otf_message_handler import create_predict_response
 from typer.testing import CliRunner
 
 from encoder import build
@@ -26,6 +27,7 @@ from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.batcher import Batcher
 from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request, Response
+from torchserve_openvino.serving.torchserve.context import Context
 
 CONFIG = """
 batchSize: 4
@@ -485,3 +487,17 @@ def test_a_warm_worker_imports_nothing_that_traces_and_its_first_request_imports
     done = subprocess.run([sys.executable, "-c", WARM, packaged], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["tracing: []", "first request: []"]
+
+
+def test_pieces_reach_their_own_client_though_two_have_one_id() -> None:
+    got: dict[str, list[bytes]] = {"a": [], "b": []}
+    requests = [
+        Request({"body": name}, id="42", send=lambda piece, name=name: got[name].append(piece.body)) for name in got
+    ]
+    context = Context({}, "", {}, 2, None).for_requests(requests)
+    ids = context.request_ids
+    assert ids is not None and len(set(ids.values())) == 2 and ids[0] == "42"
+    for name, text in ((0, "first"), (1, "second")):
+        message = create_predict_response([text], {0: ids[name]}, "", 200, context)
+        context.cl_socket.sendall(message)
+    assert got == {"a": [b"first"], "b": [b"second"]}

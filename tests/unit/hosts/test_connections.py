@@ -260,3 +260,44 @@ def test_idle_connections_keep_nobody_out() -> None:
         # The one that was idle for longest made room; the request that runs did not.
         assert until_end(idle[0]) == b""
         assert until_end(busy).endswith(b"busy")
+
+
+def test_trailers_are_neither_kept_nor_endless(server: Server) -> None:
+    chunked = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTrailer: a\r\n\r\n1\r\na\r\n0\r\n"
+    some = chunked + b"aa: bb\r\n" * 300 + b"\r\n"
+    assert until_end(connect(server, some + request("/", b"last", CLOSE))).endswith(b"last")
+    for endless in (b"aa: bb\r\n" * 2000, b"v" * 16_000):
+        client = connect(server, chunked + b"aa: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                client.sendall(endless)
+                time.sleep(0.001)
+            pytest.fail("16 MB of trailers were read")
+
+
+def test_a_client_that_reads_slowly_gets_all(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "READ_SECONDS", SLOW)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(request("/large", head=CLOSE))
+    received, until = 0, time.monotonic() + 2 * SLOW
+    while time.monotonic() < until:
+        received += len(client.recv(64 << 10))
+        time.sleep(0.05)
+    assert received < 32 << 20
+    assert received + len(until_end(client)) > 32 << 20
+
+
+def test_a_connection_lives_on_after_a_body_that_came_behind_another_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REST_SECONDS", SHORT)
+    whole = request("/", b"second")
+    client = connect(server, request("/", b"first") + whole[:-3])
+    time.sleep(SHORT / 4)
+    client.sendall(whole[-3:])
+    time.sleep(3 * SHORT)
+    client.sendall(request("/", b"last", CLOSE))
+    assert until_end(client).endswith(b"last")

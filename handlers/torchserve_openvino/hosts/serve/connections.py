@@ -14,14 +14,16 @@ MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 200
 # Requests of a connection that wait for the response to an earlier one.
 MOST_PIPELINED = 16
-# Bytes that are read before a head is there. They come in pieces of 256 KiB, and the first may have the end of a body.
+# Bytes that are read before a head is there, or more of a body, behind whose last chunk trailers come without end. They
+# come in pieces of 256 KiB, and the first may have the end of a body.
 _MOST_READ_BYTES = 8 * MOST_HEAD_BYTES
 # Seconds in which a head has to arrive, from the start of the connection or its first byte on.
 HEAD_SECONDS = 30.0
 # Seconds in which the rest of a body has to arrive whose request was refused already.
 REST_SECONDS = 60.0
-# Seconds in which a client that has a lot to read has to read something.
+# Seconds in which a client that has a lot to read has to read at least so many bytes.
 READ_SECONDS = 60.0
+LEAST_READ_BYTES = 32 << 10
 
 _UPGRADES = {b"connection", b"upgrade", b"http2-settings"}
 
@@ -50,7 +52,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._running: RequestResponseCycle | None = None
-        # Whether a head is due or comes, and how much was read since.
+        # Whether a head is due or comes, and how much was read since, or since the last piece of a body.
         self._reads_head, self._read_bytes = True, 0
         # The head of a request that asks for another protocol, without that.
         self._plain_head: bytes | None = None
@@ -59,6 +61,8 @@ class Connection(HttpToolsProtocol):
         self._idle_since = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
+        # Bytes that the client had to read when that began.
+        self._unread = 0
 
     # --- the connection -----------------------------------------------------------------------------------------
 
@@ -82,7 +86,8 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Notes that the client does not read."""
         super().pause_writing()
-        self._reading = self._reading or self.loop.call_later(READ_SECONDS, self.transport.abort)
+        if self._reading is None:
+            self._watch_reading()
 
     def resume_writing(self) -> None:
         """Notes that the client has read."""
@@ -90,6 +95,16 @@ class Connection(HttpToolsProtocol):
             self._reading.cancel()
             self._reading = None
         super().resume_writing()
+
+    def _watch_reading(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(READ_SECONDS, self._has_read)
+
+    def _has_read(self) -> None:
+        if self._unread - self.transport.get_write_buffer_size() >= LEAST_READ_BYTES:
+            self._watch_reading()
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client sends."""
@@ -103,15 +118,24 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(error)
         else:
-            if self._reads_head:
-                self._read_bytes += len(data)
-                if self._read_bytes > _MOST_READ_BYTES or len(self.headers or ()) > MOST_HEADERS:
-                    self._refuse(_HeadTooLargeError())
-                elif self._deadline is None and not self._is_busy and not self.transport.is_closing():
-                    # Empty lines are no request.
-                    self._set_deadline(HEAD_SECONDS)
+            self._read_bytes += len(data)
+            if self._read_bytes > _MOST_READ_BYTES or len(self.headers or ()) > MOST_HEADERS:
+                self._refuse(_HeadTooLargeError())
+            elif self._reads_head and self._deadline is None and not self._is_busy and not self.transport.is_closing():
+                # Empty lines are no request.
+                self._set_deadline(HEAD_SECONDS)
 
     # --- the parser's callbacks ---------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header; trailers, which come behind a body, are dropped."""
+        if self._reads_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body, which the server limits."""
+        self._read_bytes = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Starts the request."""
@@ -147,9 +171,10 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Goes on with the next request."""
+        answered = self._running
         super().on_response_complete()
         self._idle_since = self.loop.time()
-        if not self.transport.is_closing() and not self.pipeline and self.cycle.more_body:
+        if not self.transport.is_closing() and answered is not None and answered is self.cycle and answered.more_body:
             self._set_deadline(REST_SECONDS)
 
     # --- limits -------------------------------------------------------------------------------------------------

@@ -181,7 +181,8 @@ class Registry:
 
     async def _reload_changed(self) -> None:
         for model in list(self):
-            if stamp_of(model.archive) == model.stamp:
+            # Another signal may have replaced it meanwhile.
+            if model not in list(self) or stamp_of(model.archive) == model.stamp:
                 continue
             try:
                 await self.reload(model.settings.name, model.settings.version)
@@ -200,8 +201,7 @@ class Registry:
                 if model.settings.keep is not None and now - model.used >= model.settings.keep:
                     self._rest(model)
             if self._memory is not None:
-                sizes = await asyncio.to_thread(lambda: {model: model.measure() for model in list(self)})
-                self._make_room(sum(sizes.values()), self._memory)
+                self._make_room(await asyncio.to_thread(_measured, list(self)), self._memory)
 
     def _make_room(self, used: int, most: int) -> None:
         """Lets the models rest that were not used for longest, until the rest fits."""
@@ -233,5 +233,11 @@ class Registry:
     def wake(self, model: ServedArchive) -> None:
         """Makes room for a model whose workers start again, by what they had when they ended."""
         if self._memory is not None and model.state == "idle":
-            others = sum(other.memory for other in self if other is not model and other.state == "READY")
+            # One that goes to rest still has its memory, which `_make_room` subtracts.
+            held = [other for other in self if other.state == "READY" or other in self._resting]
+            others = sum(other.memory for other in held if other is not model)
             self._make_room(others + model.memory, self._memory)
+
+
+def _measured(models: list[ServedArchive]) -> int:
+    return sum(model.measure() for model in models)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import logging
 import sys
@@ -43,18 +44,23 @@ from torchserve_openvino.serving.requests.messages import (
     unhealthy_reason,
 )
 from torchserve_openvino.serving.requests.refusals import refusal, with_error
+from torchserve_openvino.tasks.standard.refusal_forms import RefusalForm, form_of_path
 
 logger = logging.getLogger(__name__)
 
+_NAME = "torchserve-openvino"
 _ID = "x-request-id"
 _STREAM = "text/event-stream"
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+# The last is an IPv4 client of a server that listens on IPv6, too.
+_LOOPBACK = {"127.0.0.1", "::1", "localhost", "::ffff:127.0.0.1"}
 # A short wait for the end of an answer whose first piece is there; one that goes on is sent in pieces.
 _END_SECONDS = 0.005
 # Seconds after which a request is watched for its client's hanging up.
 _WATCH_SECONDS = 0.05
 # Seconds in which a request's body has to arrive.
 _BODY_SECONDS = 60.0
+# Bytes of a body that is read in another thread to find the name of its model.
+_LONG_BODY = 256 << 10
 # Seconds that a description waits for a worker's report.
 _REPORT_SECONDS = 10.0
 _PREDICT = ["GET", "POST", "PUT"]
@@ -82,6 +88,15 @@ async def _refused_url(request: Request, error: Exception) -> HttpResponse:
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 
+def _form_of(request: Request) -> RefusalForm | None:
+    """Returns how refusals of a request are read that has not reached a model."""
+    if request.url.path.startswith("/v2/models/"):
+        return with_error
+    rest = request.path_params.get("rest", "").strip("/")
+    version, _, path = rest.partition("/")
+    return form_of_path(path if http.is_version(version) else rest)
+
+
 class PendingResponse:
     """An ASGI response that sends the pieces of an answer as they come, and sees the client hang up.
 
@@ -105,7 +120,7 @@ class PendingResponse:
             stream, old = first.content_type.startswith(_STREAM), scope["http_version"] == "1.0"
             if not self._pending.is_answered and not stream:
                 await asyncio.sleep(_END_SECONDS)
-            headers = {_ID: self._pending.id}
+            headers = {**first.headers, _ID: self._pending.id}
             # HTTP/1.0 has no chunks.
             if old or (self._pending.is_answered and not stream):
                 whole = await http.joined(first, pieces)
@@ -210,8 +225,7 @@ class Site:
             try:
                 return await endpoint(request)
             except ItemError as error:
-                if error.form is None and request.url.path.startswith("/v2/models/"):
-                    error.form = with_error
+                error.form = error.form or _form_of(request)
                 return JSONResponse(refusal(error), error.status)
             except ClientDisconnect:
                 return PlainTextResponse("", 400)
@@ -329,7 +343,8 @@ class Site:
 
     async def server(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2``."""
-        return JSONResponse({"name": "torchserve-openvino", "extensions": []})
+        own = importlib.metadata.version(_NAME)
+        return JSONResponse({"name": _NAME, "version": own, "extensions": []})
 
     async def metadata(self, request: Request) -> HttpResponse:
         """Answers ``GET /v2/models/NAME``."""
@@ -372,9 +387,15 @@ class Site:
             names = self._registry.names
             name = names[0]
             if len(names) > 1:
-                name = http.named_model(http.ForwardedRequest("POST", "", path, body, {}, {}), names)
+                forwarded = http.ForwardedRequest("POST", "", path, body, {}, {})
+                # Reading a long body takes a while, in which nobody else would be answered.
+                if len(body) > _LONG_BODY:
+                    name = await asyncio.to_thread(http.named_model, forwarded, names)
+                else:
+                    name = http.named_model(forwarded, names)
         except ItemError as error:
-            refused = http.refused(error)
+            error.form = form_of_path(path)
+            refused = Response.refused(error)
             return HttpResponse(refused.body, refused.status, media_type=refused.content_type)
         return await self._answer(request, partial(self._registry.model, name), {PATH_HEADER: path}, body=body)
 
@@ -427,7 +448,7 @@ class Site:
         if body is None:
             body = await self._body(request)
         if self.drains:
-            refused: Response = unavailable("the server stops", name)
+            refused = unavailable("the server stops", name, form_of_path(headers.get(PATH_HEADER, ""), envelope))
             closing = {"connection": "close"}
             return HttpResponse(refused.body, refused.status, closing, media_type=refused.content_type)
         model = find()

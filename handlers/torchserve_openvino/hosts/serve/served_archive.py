@@ -17,7 +17,7 @@ from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.hosts.serve.worker_process import Pending, RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.packaging.archive import extract
-from torchserve_openvino.serving.requests.messages import Response, unavailable
+from torchserve_openvino.serving.requests.messages import Response
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,20 @@ class ServedArchive:
 
     @property
     def problem(self) -> str:
-        """Why no worker can answer; empty while one can, or will once it has loaded."""
-        return "" if self.state in {"READY", "idle"} else self._refused_because or f"it is {self.state}: {self.step}"
+        """Why no worker can answer; empty while one can, or will for the request that wakes the model."""
+        if self.state in {"READY", "idle"} or self.wakes:
+            return ""
+        return self._refused_because or f"it is {self.state}: {self.step}"
+
+    @property
+    def wakes(self) -> bool:
+        """Whether its workers start again after a rest."""
+        return self.state == "loading" and bool(self.loaded) and not self._has_begun
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether a worker was ready, or was lost, since the workers were started."""
+        return self._first_end is None or self._first_end.done()
 
     @property
     def waiting(self) -> int:
@@ -119,9 +131,8 @@ class ServedArchive:
     @property
     def pids(self) -> list[int]:
         """The processes of its workers."""
-        return [
-            process.pid for process in self._processes.values() if process.pid is not None and not process.ended.done()
-        ]
+        processes = list(self._processes.values())
+        return [process.pid for process in processes if process.pid is not None and not process.ended.done()]
 
     def describe(self) -> dict[str, Any]:
         """Returns its description, with the keys of TorchServe's management API."""
@@ -240,7 +251,7 @@ class ServedArchive:
     def _refuse_all(self, reason: str) -> None:
         self._queue.clear()
         for pending in list(self._open):
-            pending.add(unavailable(reason, pending.id), last=True)
+            pending.refuse(reason)
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -254,7 +265,8 @@ class ServedArchive:
             ready = 0.0
             try:
                 await process.start()
-                await process.until_ready(self.settings.startup)
+                if not await self._until_ready(process):
+                    return
                 ready = time.monotonic()
                 self._is_ready(number, process)
                 await self._feed(process)
@@ -278,6 +290,25 @@ class ServedArchive:
                 await asyncio.wait_for(self._ending.wait(), pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
+    async def _until_ready(self, process: WorkerProcess) -> bool:
+        """Waits until a worker is ready; returns False if the model is to end meanwhile, and nobody waits for it.
+
+        Raises:
+            WorkerLostError: See `WorkerProcess.until_ready`.
+        """
+        loading = asyncio.create_task(process.until_ready(self.settings.startup))
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done() and not self._open:
+                process.kill("it is not needed any more")
+                return False
+            await loading
+            return True
+        finally:
+            for task in (loading, ending):
+                task.cancel()
+
     def _loads(self, step: str) -> None:
         self.step = step
 
@@ -290,14 +321,14 @@ class ServedArchive:
         self._first_ends(None)
 
     def _was_lost(self, number: int, error: Exception) -> None:
-        first = self._first_end is not None and not self._first_end.done()
+        first = not self._has_begun
         if isinstance(error, RefusedError) or first:
             self._first_ends(error)
             if not any(process.is_ready for process in self._processes.values()):
                 self._refused_because = f"no worker of {self.label} starts: {error}"
                 self._queue.clear()
                 for pending in [pending for pending in self._open if pending in self._timers]:
-                    pending.add(unavailable(self._refused_because, pending.id), last=True)
+                    pending.refuse(self._refused_because)
 
     def _forget(self, process: WorkerProcess) -> None:
         process.is_ready = False
@@ -418,16 +449,20 @@ class ServedArchive:
     async def answer(self, pending: Pending) -> AsyncIterator[Response]:
         """Yields the pieces of the response to a request; a full queue refuses it (503)."""
         if self._refuses:
-            pending.add(unavailable(self._refuses, pending.id), last=True)
+            pending.refuse(self._refuses)
         elif self._refused_because and self.state == "failed":
-            pending.add(unavailable(self._refused_because, pending.id), last=True)
+            pending.refuse(self._refused_because)
         elif self.waiting >= self.settings.queue_size:
             reason = f"{self.settings.queue_size} requests of {self.label} are waiting already (jobQueueSize)"
-            pending.add(unavailable(reason, pending.id), last=True)
+            pending.refuse(reason)
         else:
             self._admit(pending)
         try:
             async for piece in pending.pieces():
+                if piece.error is not None and not pending.is_gone:
+                    # Workers count their own.
+                    labels = {"code": str(piece.error.status), **self._labels}
+                    self._record("counter", "openvino_refused_items_total", 1, labels)
                 yield piece
         finally:
             pending.hang_up()
@@ -464,7 +499,7 @@ class ServedArchive:
             self._drop(pending)
             why = "" if self.state == "READY" else f": {self.problem or self.state}"
             reason = f"no worker of {self.label} was free within responseTimeout ({self.settings.timeout:g} s){why}"
-            pending.add(unavailable(reason, pending.id), last=True)
+            pending.refuse(reason)
 
     def _drop(self, pending: Pending) -> None:
         """Takes a request out of the queue, of which nobody needs the response any more."""
@@ -472,7 +507,7 @@ class ServedArchive:
             timer.cancel()
         with contextlib.suppress(ValueError):
             self._queue.remove(pending)
-            pending.add(unavailable("the client hung up", pending.id), last=True) if pending.is_gone else None
+            pending.refuse("the client hung up") if pending.is_gone else None
 
     def _leave(self, pending: Pending) -> None:
         self._drop(pending)
@@ -504,10 +539,9 @@ class ServedArchive:
 
     def measure(self) -> int:
         """Returns the bytes of memory that its workers have now, those of their children included."""
-        if not self.pids:
-            return 0
-        self.memory = sum(map(_resident_tree, self.pids))
-        return self.memory
+        if pids := self.pids:
+            self.memory = sum(map(_resident_tree, pids))
+        return self.memory if pids else 0
 
 
 def stamp_of(archive: Path) -> tuple[int, int]:
@@ -520,15 +554,16 @@ def stamp_of(archive: Path) -> tuple[int, int]:
 
 
 def _resident(pid: int | None) -> int:
+    # Where no file can be opened, psutil raises the system's error.
     try:
         return int(psutil.Process(pid).memory_info().rss) if pid is not None else 0
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return 0
 
 
 def _resident_tree(pid: int) -> int:
     try:
         children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return 0
     return _resident(pid) + sum(_resident(child.pid) for child in children)

@@ -28,7 +28,8 @@ from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.model_settings import LOG_FORMAT
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.report.quiet import quiet_libraries
-from torchserve_openvino.serving.requests.messages import Request, Response
+from torchserve_openvino.serving.requests.messages import PATH_HEADER, Request, Response
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +169,9 @@ class WorkerConnection:
         code = 1
         try:
             asyncio.run(self._read())
+            if self._service is not None:
+                self._service.send_counts()
+                self._send_metrics()
             code = 0
         except Exception:
             logger.exception("the connection to the front process failed")
@@ -186,21 +190,23 @@ class WorkerConnection:
             elif kind == "gone":
                 self._gone.get(frame.head["call"], set()).add(frame.head["index"])
             elif kind == "describe":
-                background(self._describe(frame.head["call"]), self._tasks)
+                background(self._describe(), self._tasks)
 
     async def _metrics_from_time_to_time(self) -> None:
+        assert self._service is not None
         while True:
             await asyncio.sleep(_METRICS_SECONDS)
+            self._service.send_counts()
             self._send_metrics()
 
-    async def _describe(self, number: int) -> None:
+    async def _describe(self) -> None:
         assert self._service is not None
         try:
             report = await asyncio.get_running_loop().run_in_executor(self._main, self._service.describe)
         except Exception as error:
             logger.exception("the report failed")
             report = {"error": f"{type(error).__name__}: {error}"}
-        self.send({"kind": "report", "call": number, "report": report})
+        self.send({"kind": "report", "report": report})
 
     async def _call(self, frame: Frame) -> None:
         assert self._service is not None
@@ -224,6 +230,7 @@ class WorkerConnection:
                     is_gone=partial(gone.__contains__, index),
                 )  # fmt: skip
             except InvalidInputError as error:
+                error.form = form_of_path(head["headers"].get(PATH_HEADER, ""), head["envelope"])
                 answers.append((index, Response.refused(error, head["id"])))
         if requests and service.awaits:
             ((index, request),) = requests.items()
@@ -235,9 +242,10 @@ class WorkerConnection:
         del self._gone[number]
         # One message: each costs the front process as much as reading a request.
         heads = [
-            {"index": index, "type": answer.content_type, "status": int(answer.status), "bytes": len(answer.body)}
+            {"index": index, "type": answer.content_type, "status": int(answer.status), "bytes": len(answer.body),
+             "headers": dict(answer.headers)}
             for index, answer in answers
-        ]
+        ]  # fmt: skip
         head = {"kind": "done", "call": number, "ended": service.ended, "answers": heads}
         if metrics := self._metrics.take(_METRICS_SECONDS):
             head["metrics"] = metrics

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
-from torchserve_openvino.serving.requests.messages import HEALTH_HEADER, EnvelopeKind, Response, unavailable
+from torchserve_openvino.serving.requests.messages import (
+    HEALTH_HEADER,
+    PATH_HEADER,
+    EnvelopeKind,
+    Response,
+    unavailable,
+)
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 # --- `Pending`: a request in the front process, from its arrival to the last piece of its response ----------------
 
@@ -78,6 +85,11 @@ class Pending:
         self.is_answered = last
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def refuse(self, reason: str) -> None:
+        """Adds a refusal (503) as the last piece, in the form that the client reads."""
+        form = form_of_path(self.headers.get(PATH_HEADER, ""), self.envelope)
+        self.add(unavailable(reason, self.id, form), last=True)
 
     def hang_up(self) -> None:
         """Marks that nobody waits for the response any more."""
@@ -163,7 +175,7 @@ class WorkerProcess:
         self._answers: asyncio.StreamWriter | None = None
         self._numbers = itertools.count(1)
         self._calls: dict[int, _OpenCall] = {}
-        self._reports: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._report: asyncio.Future[dict[str, Any]] | None = None
         self._running: asyncio.Task[None] | None = None
         # Why this side ended it; empty if it ended by itself.
         self._reason = ""
@@ -192,6 +204,9 @@ class WorkerProcess:
                 stdin=worker_commands.fileno(), stdout=subprocess.DEVNULL,
                 pass_fds=[worker_answers.fileno()], cwd=self._folder, env=_environment(),
             )  # fmt: skip
+        if self._reason:
+            # Killed while it was started.
+            self._process.kill()
         reader, self._answers = await asyncio.open_connection(sock=answers)
         _, self._writer = await asyncio.open_connection(sock=commands)
         self._running = asyncio.create_task(self._run(reader))
@@ -254,7 +269,7 @@ class WorkerProcess:
             else:
                 reason = f"a call took longer than responseTimeout ({timeout:g} s)"
             for pending in call.batch:
-                pending.add(unavailable(reason, pending.id), last=True)
+                pending.refuse(reason)
             if self.awaits and not self.ended.done() and limit == timeout:
                 # Other requests run in the same engine: the worker gets time to end this one alone.
                 self._send({"kind": "gone", "call": number, "index": 0})
@@ -270,14 +285,14 @@ class WorkerProcess:
 
     async def describe(self, seconds: float) -> dict[str, Any] | None:
         """Returns the worker's report; None if it does not come in time, as while a call runs."""
-        number = next(self._numbers)
-        report = self._reports[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send({"kind": "describe"}, number)
-            await asyncio.wait({report, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            return report.result() if report.done() else None
-        finally:
-            del self._reports[number]
+        if self._report is None or self._report.done():
+            # One at a time: whoever asks while it is made, as during a long call, gets the same.
+            self._report = asyncio.get_running_loop().create_future()
+            self._send({"kind": "describe"})
+        report = self._report
+        ends: set[asyncio.Future[Any]] = {report, self.ended}
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return report.result() if report.done() else None
 
     async def _run(self, reader: asyncio.StreamReader) -> None:
         """Takes messages until the process is gone."""
@@ -315,7 +330,7 @@ class WorkerProcess:
                 start = 0
                 for answer in head["answers"]:
                     end = start + answer["bytes"]
-                    piece = Response(body[start:end], answer["type"], answer["status"])
+                    piece = Response(body[start:end], answer["type"], answer["status"], headers=answer["headers"])
                     call.batch[answer["index"]].add(piece, last=True)
                     start = end
                 call.done.set_result(head["ended"])
@@ -324,8 +339,8 @@ class WorkerProcess:
         elif kind == "metrics":
             self._on_metrics(head["metrics"])
         elif kind == "report":
-            if (report := self._reports.get(head["call"])) is not None and not report.done():
-                report.set_result(head["report"])
+            if self._report is not None and not self._report.done():
+                self._report.set_result(head["report"])
         elif kind == "step":
             self._on_step(head["text"])
         elif kind == "ready":

@@ -101,13 +101,13 @@ def _numbers(graph: Graph) -> set[Node]:
 
     Sizes of tensors stay far below 2^31 elements, but a product of a number with itself does not.
     """
-    sizes = {
-        size.node.expr
+    shapes: list[Any] = [
+        size
         for node in graph.find_nodes(op="placeholder")
         for tensor in tensors_of(value_of(node))
         for size in tensor.shape
-        if isinstance(size, torch.SymInt)
-    }
+    ]
+    sizes = {size.node.expr for size in shapes if isinstance(size, torch.SymInt)}
     waiting = [node for node in graph.nodes if _is_computed(node) and _is_value(node, sizes)]
     numbers = set(waiting)
     while waiting:

@@ -108,12 +108,14 @@ class Response:
         content_type: Its type; empty for that of `encoded`.
         status: The HTTP status.
         error: Why the request is refused; None if it is answered.
+        headers: Further headers, which the handler has set.
     """
 
     body: Any
     content_type: str = ""
     status: int = HTTPStatus.OK
     error: ItemError | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def refused(error: ItemError, name: str = "") -> "Response":
@@ -153,10 +155,16 @@ def request_id(claimed: str | None) -> str:
     return claimed if claimed and _ID.fullmatch(claimed) else uuid.uuid4().hex
 
 
-def unavailable(reason: str, name: str = "") -> Response:
-    """Returns the response (503) to a request that may succeed later."""
+def unavailable(reason: str, name: str = "", form: Callable[[ItemError], dict[str, Any]] | None = None) -> Response:
+    """Returns the response (503) to a request that may succeed later.
+
+    Args:
+        reason: Why it can't be answered now.
+        name: The request's id.
+        form: Makes the body, as the client reads it; None for this package's own form.
+    """
     error = ItemError(f"{reason}: send the request again later")
-    error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
+    error.status, error.form = HTTPStatus.SERVICE_UNAVAILABLE.value, form
     return Response.refused(error, name)
 
 

@@ -1,7 +1,9 @@
 """A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
 
+import logging
+import re
 import struct
-from collections import Counter
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +12,15 @@ from typing import Any
 
 from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.messages import Request, Response
+
+logger = logging.getLogger(__name__)
+
+_NAME, _VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[\t -~\x80-\xff]*")
+# RFC 9110 and 9112: of the connection, or of how the body is sent.
+_OF_THE_HOST = frozenset({
+    "connection", "content-length", "date", "keep-alive", "proxy-authenticate", "proxy-connection", "server", "te",
+    "trailer", "transfer-encoding", "upgrade", "x-request-id",
+})  # fmt: skip
 
 
 @dataclass
@@ -22,8 +33,9 @@ class Headers:
     answer: dict[str, str] = field(default_factory=dict)
 
     def get_request_property(self, key: str) -> str | None:
-        """Returns a header of the request."""
-        return self.given.get(key)
+        """Returns a header of the request: under its name as it came, or in lower case, as web servers make it."""
+        value = self.given.get(key)
+        return value if value is not None else self.given.get(key.lower())
 
     def get_request_properties(self) -> dict[str, str]:
         """Returns all headers of the request."""
@@ -61,15 +73,15 @@ class PieceSocket:
     (`ts.protocol.otf_message_handler.create_predict_response`); the pieces in it go to the requests.
 
     Args:
-        requests: The requests of the call.
+        requests: The requests of the call, by the ids that the handler knows.
     """
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Mapping[str, Request]) -> None:
         self._requests = requests
 
     def sendall(self, message: bytes) -> None:
         """Sends each piece of a message to its request."""
-        data, counts = _Fields(bytes(message)), Counter[str]()
+        data = _Fields(bytes(message))
         # Status and text of the whole message.
         data.number(), data.text()
         while (size := data.number()) >= 0:
@@ -79,12 +91,8 @@ class PieceSocket:
                 # Headers: hosts send none but the type.
                 data.text(), data.text()
             body = data.take(data.number())
-            # Clients may give several requests one id.
-            same = [request for request in self._requests if request.id == name]
-            if same:
-                request = same[min(counts[name], len(same) - 1)]
+            if (request := self._requests.get(name)) is not None:
                 request.send(Response(body, content_type or _piece_type(body), status))
-            counts[name] += 1
 
 
 def _piece_type(body: bytes) -> str:
@@ -149,11 +157,15 @@ class Context:
         """Returns the context of one call with these requests."""
         context = Context.__new__(Context)
         context.__dict__.update(self.__dict__)
-        context.request_ids = {index: request.id for index, request in enumerate(requests)}
+        by_id: dict[str, Request] = {}
+        for index, request in enumerate(requests):
+            # Clients may give several requests one id, by which handlers tell them apart.
+            by_id[request.id if request.id not in by_id else f"{request.id}-{index}-{uuid.uuid4().hex}"] = request
+        context.request_ids = dict(enumerate(by_id))
         # As TorchServe's REST API sets it: each request can have a status of its own.
         context.request_processor = [Headers({"explain": "False", **request.headers}) for request in requests]
         context.stopping_criteria = None
-        context.cl_socket = PieceSocket(requests)
+        context.cl_socket = PieceSocket(by_id)
         return context
 
     def _of(self, index: int) -> Headers:
@@ -219,11 +231,24 @@ def with_own_headers(answers: Sequence[Any], context: Any) -> list[Any]:
         # TorchServe reads them there.
         return list(answers)
     return [
-        answer
-        if isinstance(answer, ItemError)
-        else Response(answer, context.get_response_content_type(index) or "", context.get_response_status(index)[0])
+        answer if isinstance(answer, ItemError) else _with_headers(answer, context, index)
         for index, answer in enumerate(answers)
     ]
+
+
+def _with_headers(answer: Any, context: Context, index: int) -> Response:
+    headers = {str(name): str(value) for name, value in context.get_response_headers(index).items()}
+    for name in [name for name in headers if not _may_be_set(name, headers[name])]:
+        logger.warning("the header %r of a response is not sent: a handler cannot set it", name)
+        del headers[name]
+    content_type = next((headers.pop(name) for name in list(headers) if name.lower() == "content-type"), "")
+    return Response(answer, content_type, context.get_response_status(index)[0], headers=headers)
+
+
+def _may_be_set(name: str, value: str) -> bool:
+    """Returns True for a header that HTTP allows, and that does not concern the connection or the body's length."""
+    valid = _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
+    return valid and name.lower() not in _OF_THE_HOST
 
 
 @contextmanager

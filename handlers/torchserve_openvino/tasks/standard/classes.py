@@ -3,26 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from torchserve_openvino.tasks.openai import RequestError
+from torchserve_openvino.tasks.standard.form import (
+    Counted,
+    ModelFacts,
+    TeiForm,
+    TeiRequest,
+    check_count,
+    tei_request,
+)
 
-from torchserve_openvino.tasks.openai import STRICT, RequestError, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, ModelFacts, TeiForm, check_count
 
-
-class PredictRequest(BaseModel):
+class PredictRequest(TeiRequest):
     """``POST predict``."""
 
-    model_config = STRICT
-
     inputs: Any
-    truncate: bool = False
 
 
 class TeiPredict(TeiForm):
     """TEI's classification: a text, or a list of lists of one text; a list of two texts is a pair there."""
 
     def __init__(self, body: Any, model: ModelFacts) -> None:
-        request = request_of(PredictRequest, body, {**UNSUPPORTED, "raw_scores": (False,)})
+        request = tei_request(PredictRequest, body, model, raw_scores=(False,))
         self.many = isinstance(request.inputs, list)
         self.inputs = [request.inputs]
         if self.many:

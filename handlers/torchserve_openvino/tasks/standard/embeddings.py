@@ -8,7 +8,15 @@ import torch
 from pydantic import BaseModel, Field
 
 from torchserve_openvino.tasks.openai import STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ModelFacts, TeiForm, check_count
+from torchserve_openvino.tasks.standard.form import (
+    Counted,
+    Form,
+    ModelFacts,
+    TeiForm,
+    TeiRequest,
+    check_count,
+    tei_request,
+)
 
 Width = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -24,24 +32,18 @@ class EmbeddingsRequest(BaseModel):
     dimensions: Width | None = None
 
 
-class EmbedRequest(BaseModel):
+class EmbedRequest(TeiRequest):
     """``POST embed``."""
-
-    model_config = STRICT
 
     inputs: Any
     normalize: bool = True
-    truncate: bool = False
     dimensions: Width | None = None
 
 
-class EmbedSparseRequest(BaseModel):
+class EmbedSparseRequest(TeiRequest):
     """``POST embed_sparse``."""
 
-    model_config = STRICT
-
     inputs: Any
-    truncate: bool = False
 
 
 class WordWeight(BaseModel):
@@ -91,7 +93,7 @@ class TeiEmbed(TeiForm):
     """TEI's embeddings: the bare vectors, always in a list."""
 
     def __init__(self, body: Any, model: ModelFacts) -> None:
-        request = request_of(EmbedRequest, body, {**UNSUPPORTED, "prompt_name": ()})
+        request = tei_request(EmbedRequest, body, model, prompt_name=())
         _check_dense(model)
         if model.normalizes and not request.normalize:
             raise RequestError(
@@ -111,7 +113,7 @@ class TeiEmbedSparse(TeiForm):
     """TEI's sparse embeddings: of each text, the words with a weight."""
 
     def __init__(self, body: Any, model: ModelFacts) -> None:
-        request = request_of(EmbedSparseRequest, body, {**UNSUPPORTED, "prompt_name": ()})
+        request = tei_request(EmbedSparseRequest, body, model, prompt_name=())
         if not model.sparse:
             raise RequestError("this model's vectors are not sparse: ask /embed or /v1/embeddings")
         self.inputs, self.many = _inputs(request.inputs, self.field, model)

@@ -3,16 +3,25 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, TypeVar
 
-from torchserve_openvino.errors import BusyError, InvalidInputError, ItemError, PayloadTooLargeError
-from torchserve_openvino.serving.requests.batch_answer import RefusalForm
+from pydantic import BaseModel
+
+from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.isolation import isolated
-from torchserve_openvino.serving.requests.refusals import shortened
 from torchserve_openvino.tasks.arrays import Arrays
-from torchserve_openvino.tasks.openai import MODELS, RequestError, models_body, openai_error, unknown_path
+from torchserve_openvino.tasks.openai import (
+    MODELS,
+    STRICT,
+    RequestError,
+    check_model,
+    models_body,
+    openai_error,
+    request_of,
+    unknown_path,
+)
 from torchserve_openvino.tasks.request_body import OWN_FIELDS
+from torchserve_openvino.tasks.standard.refusal_forms import RefusalForm, tei_error
 
 _VERSIONS = ("v1/", "v2/")
 T = TypeVar("T")
@@ -241,7 +250,36 @@ def _name(path: str) -> str:
 # --- what the endpoints of TEI (Hugging Face's text-embeddings-inference) share: fields, and errors ---------------
 
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right", "Right")}
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"truncation_direction": ("right", "Right")}
+
+
+class TeiRequest(BaseModel):
+    """What requests to its endpoints share; ``model`` is not TEI's, but names one where several are served."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    truncate: bool = False
+
+
+_Tei = TypeVar("_Tei", bound=TeiRequest)
+
+
+def tei_request(kind: type[_Tei], body: Any, model: ModelFacts, **unsupported: tuple[Any, ...]) -> _Tei:
+    """Checks a request to an endpoint of TEI.
+
+    Args:
+        kind: The fields that are read.
+        body: The parsed JSON.
+        model: The model that is served.
+        unsupported: Further fields that are not supported, each with the values that ask for nothing.
+
+    Raises:
+        RequestError: See `request_of`; or it names another model.
+    """
+    request = request_of(kind, body, {**_UNSUPPORTED, **unsupported})
+    check_model(request.model, model.name)
+    return request
 
 
 class TeiForm(Form):
@@ -251,9 +289,3 @@ class TeiForm(Form):
     def refusal(error: ItemError) -> dict[str, Any]:
         """Returns the body of a refusal as TEI has it."""
         return tei_error(error)
-
-
-def tei_error(error: ItemError) -> dict[str, Any]:
-    """Returns the body of a refusal as TEI's clients read it."""
-    kind = "Validation" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "Backend"
-    return {"error": shortened(str(error)), "error_type": "Overloaded" if isinstance(error, BusyError) else kind}

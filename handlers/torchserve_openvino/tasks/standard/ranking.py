@@ -10,7 +10,15 @@ from torchserve_openvino.errors import ItemError
 from torchserve_openvino.serving.requests.refusals import plain_refusal
 from torchserve_openvino.tasks.hub_handler import text_of
 from torchserve_openvino.tasks.openai import IGNORED, STRICT, RequestError, check_model, request_of
-from torchserve_openvino.tasks.standard.form import UNSUPPORTED, Counted, Form, ModelFacts, TeiForm, check_count
+from torchserve_openvino.tasks.standard.form import (
+    Counted,
+    Form,
+    ModelFacts,
+    TeiForm,
+    TeiRequest,
+    check_count,
+    tei_request,
+)
 
 _TEXT = "text"
 # Fields of Cohere's and Jina's, with the values that ask for nothing.
@@ -32,16 +40,13 @@ class DocumentsRequest(BaseModel):
     return_documents: bool = False
 
 
-class TextsRequest(BaseModel):
+class TextsRequest(TeiRequest):
     """``POST rerank`` of TEI."""
-
-    model_config = STRICT
 
     query: str
     texts: list[Any]
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool = False
 
 
 class DocumentRanking(Form):
@@ -89,7 +94,7 @@ class TeiRanking(TeiForm):
     field = "texts"
 
     def __init__(self, body: Any, model: ModelFacts) -> None:
-        request = request_of(TextsRequest, body, UNSUPPORTED)
+        request = tei_request(TextsRequest, body, model)
         check_count(len(request.texts), model, self.field)
         texts = [text_of(text, f"{self.field}[{number}]") for number, text in enumerate(request.texts)]
         self.inputs = [{"query": text_of(request.query, "query"), "texts": texts}]
