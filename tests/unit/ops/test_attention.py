@@ -57,6 +57,23 @@ def test_shared_heads_of_any_length() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.quick(features=[64], dynamic=[False])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("features", [32, 64, 128])
+def test_causal_queries_may_be_fewer_or_more_than_keys(features: int, precision: str, dynamic: bool) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    options = {"precision": precision, "min_partition_us": 0}
+    compiled = tov.compile(attend, dynamic=dynamic, options=options)
+    for queries, keys in ((1, 64), (33, 64), (64, 33), (1, 257), (1, 2), (100, 257)):
+        q, k, v = (torch.randn(2, 4, length, features) for length in (queries, keys, keys))
+        tolerance = 4e-2 if precision == "bf16" else 1e-4
+        torch.testing.assert_close(compiled(q, k, v), attend(q, k, v), rtol=tolerance, atol=tolerance)
+    assert not compiled.report.fallback_counts()
+
+
 def test_a_llama_prefill_is_one_partition() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

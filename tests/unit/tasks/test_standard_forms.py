@@ -278,7 +278,7 @@ def test_tei_cuts_vectors_and_scales_them_only_where_asked(width: int) -> None:
         form = TeiEmbed({"inputs": "a", "normalize": normalize, "dimensions": width}, facts)
         (shown,) = form.answer([Counted(SimpleNamespace(value=vector), 1)])
         expected = vector[:width]
-        same(shown, torch.nn.functional.normalize(expected, dim=0) if normalize else expected)
+        same(shown.tolist(), torch.nn.functional.normalize(expected, dim=0) if normalize else expected)
 
 
 def test_tei_embeds_in_lists(embedder: Worker) -> None:

@@ -146,7 +146,9 @@ def _grouped_queries(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Repeats the heads of keys and values that several heads of queries share: OpenVINO's attention needs one each.
+    """Repeats heads of keys and values that several heads of queries share, and makes a mask for queries before keys.
+
+    OpenVINO's attention needs keys and values for each head.
 
     torch's kernel knows shared heads by the shapes alone (``enable_gqa``).
 
@@ -155,6 +157,12 @@ def _grouped_queries(
         key: ``[batch, shared heads, length, features]``.
         value: As ``key``.
     """
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    queries, keys = query.shape[2], key.shape[2]
+    if is_causal and type(queries) is type(keys) is int and queries != keys:
+        # In bfloat16, the plugin computes NaN of a single query and its own mask.
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril()
+        return attend(query, key, value, dropout_p, False, attn_mask=seen, scale=scale)
     heads, shared = query.shape[1], key.shape[1]
     if heads == shared and heads == value.shape[1]:
         return NotImplemented
@@ -164,7 +172,6 @@ def _grouped_queries(
         wide = x.unsqueeze(2).expand(batch, own, heads // own, length, features)
         return wide.reshape(batch, heads, length, features)
 
-    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
     return attend(query, repeated(key), repeated(value), dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
