@@ -198,8 +198,9 @@ def _failure(status: int, content: Any, over_grpc: bool) -> Exception:
     )
     if not over_grpc:
         return HTTPException(status, message)
+    known = {int(code): answer for code, answer in _GRPC.items()}
     code = StatusCode.INTERNAL if status >= HTTPStatus.INTERNAL_SERVER_ERROR else StatusCode.INVALID_ARGUMENT
-    return GrpcException(message, _GRPC.get(HTTPStatus(status), code))
+    return GrpcException(message, known.get(status, code))
 
 
 def listen_on(host: str) -> None:

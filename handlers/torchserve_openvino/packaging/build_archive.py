@@ -52,14 +52,18 @@ class Quantizing:
         if name is None:
             raise PackagingError("--quantize needs a --config-file.")
         document = dict(read_yaml(folder / name).data)
-        section = document.setdefault("handler", {}).setdefault("openvino", {}).setdefault("quantize", {})
-        if not isinstance(section, dict):
-            # The check of the YAML says so.
-            return
+        section: Any = document
+        for key in ("handler", "openvino", "quantize"):
+            # Nothing behind a key is an empty section.
+            section[key] = {} if section.get(key) is None else section[key]
+            section = section[key]
+            if not isinstance(section, dict):
+                # The check of the YAML says so.
+                return
         if self.method is not None:
             section["method"] = self.method
         if self.calibration is not None:
-            section.setdefault("calibration", {})["data"] = str(self.calibration.resolve())
+            section["calibration"] = {**(section.get("calibration") or {}), "data": str(self.calibration.resolve())}
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 

@@ -18,7 +18,6 @@ _WEIGHTS = (".safetensors", ".bin")
 _INDEX = ".index.json"
 # Tokenizers, processors, and what sentence-transformers adds in subfolders.
 _PLAIN = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-_POOLING = ("1_Pooling", "1_SpladePooling", "2_Normalize")
 # Far above any tokenizer; something else that ends in .json or .txt is not the model's.
 _MAX_PLAIN_BYTES = 256 * 2**20
 
@@ -157,7 +156,7 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path.relative_to(folder)
         elif path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
             yield path.relative_to(folder)
-    for name in _POOLING:
+    for name in hub.module_folders(folder):
         yield from (path.relative_to(folder) for path in sorted((folder / name).glob("*.json")))
 
 
@@ -184,6 +183,8 @@ def check_loads(model: HubModel) -> str:
         loaded = hub.load_model(model.folder, loader, model.task.may_lack)
         for name in model.task.prepared_by:
             loaders[name](model.folder)
+        if model.task.handler == "sentence_embedder":
+            hub.pooling_of(model.folder)
     except ModelLoadError as error:
         raise PackagingError(f"{error}") from error
     return type(loaded).__name__

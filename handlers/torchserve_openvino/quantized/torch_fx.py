@@ -159,6 +159,8 @@ class _Decomposition:
             return self._binary(node, call, relu)
         if packet is _ops.cat:
             arguments: list[Any] = [*node.args, *node.kwargs.values()]
+            if len(arguments) < 4:
+                raise UnknownLayerError(f"{node.name} joins tensors without a scale")
             parts, axis, scale, zero = arguments[:4]
             joined = self._graph.call_function(torch.cat, ([self._of(part) for part in parts], axis))
             return self._quantized(joined, self._number(scale), self._number(zero), torch.quint8)
@@ -174,6 +176,9 @@ class _Decomposition:
         return self._quantized(copied, *next(scale for scale in scales if scale is not None))
 
     def _binary(self, node: Node, call: Callable[..., Any], relu: bool) -> _Value:
+        if len(node.args) != 4:
+            # With a number, which has no scale of its own.
+            raise UnknownLayerError(f"{node.name} is {node.target} with a number")
         x, y, scale, zero = node.args
         left, right = (self._values[operand] if isinstance(operand, Node) else _Value(operand) for operand in (x, y))
         result = self._graph.call_function(call, (left.node, right.node))

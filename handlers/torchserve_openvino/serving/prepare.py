@@ -138,7 +138,9 @@ class Preparation:
             why = self._admission.skipped or f"no precision is known to be faster than f32 on {resolved.options.device}"
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
         settings = self._compilation.cache_settings()
-        store = open_cache(resolved.options.cache_dir if resolved.options.model_caching else None, settings)
+        # Models that can't be told apart share no decision; the archive's own folder is this model's.
+        shares = resolved.options.model_caching and not self._identity.unknown
+        store = open_cache(resolved.options.cache_dir if shares else None, settings)
         names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
         bounds = self._admission.bounds

@@ -1,5 +1,6 @@
 """TorchScript modules on OpenVINO: the same answers as the TorchScript interpreter's, or counted as a fallback."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 import torchserve_openvino as tov
 from torchserve_openvino.backend.compiled import CompiledModule
+from torchserve_openvino.backend.torchscript.python_form import python_form
 from torchserve_openvino.errors import ConfigError, TorchScriptModelError
 
 
@@ -338,3 +340,106 @@ def test_the_cache_tells_models_apart_by_code_and_constants(tmp_path: Path) -> N
             with torch.inference_mode():
                 same(made(x), scripted(x))
             assert made.report.tracker.cache.call_hits == hits
+
+
+@torch.jit.script
+def quotients(a: float, b: float):
+    return a // b, a / b, min(a, b), max(a, b)
+
+
+@torch.jit.script
+def powers(a: float, b: float):
+    return a**b
+
+
+@torch.jit.script
+def texts(a: float, b: int):
+    return str(a), "{} of {}".format(a, b)  # noqa: UP032
+
+
+NUMBERS = [
+    0.0, -0.0, 1.0, 0.1, -0.1, 2.5, -3.0, 7.0, 1e10, 123456789.0, 1e-7, 1e300, math.inf, -math.inf, math.nan, 1 / 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [quotients, powers], ids=["quotients", "powers"])
+def test_numbers_outside_tensors_follow_torchscript(function) -> None:
+    form = python_form(function)
+    for a in NUMBERS:
+        for b in NUMBERS:
+            try:
+                expected = function(a, b)
+            except RuntimeError:
+                with pytest.raises(RuntimeError):
+                    form(a, b)
+            else:
+                assert repr(form(a, b)) == repr(expected), (a, b)
+
+
+def test_floats_are_written_as_torchscript_writes_them() -> None:
+    for a in (0.0, 2.0, -3.0, 2.5, 0.1, 1 / 3, 1e-7, 123456789.0, math.inf, math.nan):
+        assert python_form(texts)(a, 2) == texts(a, 2), a
+
+
+class _Asks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            return x + 1
+        return x - 1
+
+
+def test_modes_are_those_of_the_call() -> None:
+    scripted, x = torch.jit.script(_Asks()), torch.ones(3)
+    made = compiled(scripted)
+    with torch.no_grad():
+        same(made(x), scripted(x))
+    same(made(x), scripted(x))
+    with torch.no_grad():
+        same(made(x), scripted(x))
+
+
+def test_an_encoder_that_was_compiled_with_gradients_on_masks_as_torchscript_does() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    scripted = torch.jit.script(nn.TransformerEncoder(layer, 2).eval())
+    made, x = compiled(scripted), torch.randn(2, 5, 16)
+    mask = torch.tensor([[False] * 5, [False, False, True, True, True]])
+    with torch.no_grad():
+        same(made(x, src_key_padding_mask=mask), scripted(x, src_key_padding_mask=mask))
+
+
+class _Nested(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.table: dict[str, list[int]] = {"steps": [0]}
+        self.rows: list[list[int]] = [[0], [1]]
+        self.pair: tuple[list[int], int] = ([0], 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "table":
+            self.table["steps"].append(1)
+        elif self.kind == "rows":
+            for row in self.rows:
+                row.append(1)
+        else:
+            self.pair[0].append(1)
+        return x * (len(self.table["steps"]) + len(self.rows[0]) + len(self.pair[0]))
+
+
+@pytest.mark.parametrize("kind", ["table", "rows", "pair"])
+def test_what_a_module_keeps_in_containers_of_containers_is_kept(kind: str) -> None:
+    scripted, reference = torch.jit.script(_Nested(kind)), torch.jit.script(_Nested(kind))
+    made, x = compiled(scripted), torch.ones(2)
+    for _ in range(3):
+        same(made(x), reference(x))
+
+
+def test_a_named_tuple_has_its_fields() -> None:
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor) -> Pair:
+            return Pair(x * 2, x + 1)
+
+    scripted = torch.jit.script(Named())
+    got, x = compiled(scripted)(torch.ones(2)), torch.ones(2)
+    assert got._fields == scripted(x)._fields == ("double", "more")
+    same(got.more, x + 1)

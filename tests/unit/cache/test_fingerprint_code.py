@@ -1,6 +1,7 @@
 """A model's digest covers code that is not reached through the model's own functions."""
 
 import collections
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -239,3 +240,20 @@ def test_deeply_nested_lists(depth: int) -> None:
             nested = [nested]
         found.append(fingerprint(holding(nested)))
     assert tell_apart(found) and (found[0].unknown == ()) is (depth < 100)
+
+
+def test_a_function_in_a_library_s_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[str, Any] = {"theirs": nn.functional.relu}
+    monkeypatch.setattr(sys.modules[nn.ReLU.__module__], "REGISTERED", table, raising=False)
+    before = fingerprint(net())
+    table["mine"] = lambda x: x * 2
+    first = fingerprint(net())
+    table["mine"] = lambda x: x * 3
+    second = fingerprint(net())
+    assert tell_apart([before, first]) and tell_apart([first, second])
+
+
+@pytest.mark.parametrize("text", ["eval('S')", "globals()['S']"])
+def test_what_code_finds_by_a_text_is_not_known(load: Callable[..., Any], text: str) -> None:
+    source = f"S = 2.0\n{NET.format(f'x * {text}')}def make():\n    return Net()\n"
+    variants(load, source, "S = 2.0", "S = 3.0", "make", known=False)

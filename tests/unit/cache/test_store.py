@@ -12,6 +12,7 @@ from cache_helpers import BODY, FIELDS, FILES, child, content, key, manifest, ob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from torchserve_openvino.cache.storage import housekeeping
 from torchserve_openvino.cache.storage.housekeeping import ORPHAN_SECONDS
 from torchserve_openvino.cache.storage.manifest import MAX_BYTES
 from torchserve_openvino.cache.storage.store import DamagedEntryError, Store
@@ -279,3 +280,20 @@ def test_the_manifest_is_plain_canonical_json(store):
     record = json.loads(manifest(store).read_bytes())
     assert list(record) == ["checksum", "body", "created", "fields", "files", "key", "kind", "schema"]
     assert record["created"].endswith("+00:00")
+
+
+def test_objects_of_an_entry_that_cannot_be_read_stay(store, monkeypatch):
+    put(store, 1, files={"a": b"1" * 50})
+    old = time.time() - ORPHAN_SECONDS - 10
+    for path in (store.root / "objects").glob("*/*"):
+        os.utime(path, (old, old))
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        # As where another user owns the manifest.
+        patch.setattr(housekeeping, "open_plain", refused)
+        assert store.prune().files == 0
+    entry = store.get("partition", key(1))
+    assert entry is not None and entry.path("a").read_bytes() == b"1" * 50

@@ -289,3 +289,9 @@ def test_the_cpus_threads_do_not_bound_a_gpus_streams(many_devices):
     config = {MEMBERS: {"GPU": {STREAMS: 4, HINT: "LATENCY"}}}
     with pytest.raises(ConfigError, match="contradicts PERFORMANCE_HINT: LATENCY"):
         resolve(config, device="AUTO:GPU,CPU", catalog=many_devices)
+
+
+def test_one_device_in_two_spellings_is_an_error():
+    nested = {"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}, "cpu": {"PERF_COUNT": True}}
+    with pytest.raises(ConfigError, match=r"DEVICE_PROPERTIES\.cpu.*is there already"):
+        resolve({"DEVICE_PROPERTIES": nested})

@@ -227,3 +227,19 @@ def test_checks_of_an_exported_program_are_no_fallbacks() -> None:
     compiled = tov.compile(model)
     torch.testing.assert_close(compiled(x), model(x))
     assert not any("_assert_tensor_metadata" in each.op for each in compiled.report.fallbacks)
+
+    @pytest.mark.parametrize("number", [lambda x: x + 1.5, lambda x: x * 2.0], ids=["sum", "product"])
+    def test_a_number_beside_a_quantized_tensor_runs_as_it_is(self, number: Any) -> None:
+        class Shifted(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv = nn.Conv2d(3, 8, 3)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return number(self.conv(x))
+
+        model, x = self.made(Shifted(), "x86"), torch.randn(SHAPE)
+        compiled = tov.compile(model)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+        assert any("quantized by torch.ao" in note for note in compiled.report.tracker.notes)

@@ -168,3 +168,29 @@ def test_an_unusable_sample_stops_the_load(archive) -> None:
     (Path(made.context.system_properties["model_dir"]) / "sample.json").write_text("{not json")
     with pytest.raises(ModelLoadError, match="is not a request that this handler accepts.*not valid JSON"):
         TensorHandler().initialize(made.context)
+
+
+SMALL = """
+import torch
+from torch import nn
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(50, 8), nn.Linear(8, 50_000)
+    def forward(self, ids):
+        return self.out(self.embedding(ids).mean(1)).softmax(-1)
+"""
+
+
+def save_small(path: Path) -> None:
+    namespace: dict[str, Any] = {}
+    exec(SMALL, namespace)
+    torch.save(namespace["Small"]().state_dict(), path)
+
+
+def test_padding_that_changes_small_numbers_is_refused_at_load(archive) -> None:
+    # Probabilities of 50,000 classes are about 2e-5 each.
+    config = settings(inputs=(IDS,))
+    made = archive(config, model_file=SMALL, weights=save_small)
+    with pytest.raises(ModelLoadError, match="changes when sequence is padded"):
+        TensorHandler().initialize(made.context)

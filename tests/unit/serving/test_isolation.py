@@ -290,3 +290,28 @@ def test_a_fault_while_decoding_one_item_leaves_the_others_alone(archive, monkey
     answers = made.handle(handler, GOOD, "fault", "large")
     assert [made.status(i) for i in range(3)] == [200, 500, 413]
     close(answers[0], GOOD)
+
+
+class Spreads(BaseHandler):
+    """A user's handler that gives all items of a failed batch its status."""
+
+    def preprocess(self, data):
+        try:
+            return torch.tensor([[float(n) for n in row["body"].decode().split(",")] for row in data])
+        except ValueError:
+            self.context.set_all_response_status(500, "no numbers")
+            raise
+
+    def postprocess(self, outputs):
+        return [int(row.argmax()) for row in outputs]
+
+
+class Spreading(tov.OpenVINOHandler, Spreads):
+    pass
+
+
+def test_the_status_of_a_failed_batch_is_not_that_of_its_good_items(archive) -> None:
+    made = archive(weights=save_weights, batch_size=3)
+    handler = started(Spreading(), made)
+    made.handle(handler, b"0.5,-1,2,0.1", b"no number", b"1,2,3,4")
+    assert [made.status(i) for i in range(3)] == [200, 500, 200]

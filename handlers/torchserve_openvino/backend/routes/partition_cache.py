@@ -172,7 +172,8 @@ class PartitionCache:
             try:
                 note = str(entry.body.get("note", ""))[:1000]
                 products = _numbers(entry.body.get("products"))
-                built = import_blob(entry.path("blob"), self._device, self._config, self._journal, note, products)
+                path = entry.path("blob")
+                built = import_blob(path, self._device, self._config, self._journal, note, products)
             except (DamagedEntryError, OSError, RuntimeError) as error:
                 # OpenVINO itself checks its version and the instruction set.
                 logger.warning(
@@ -182,7 +183,7 @@ class PartitionCache:
                 self.store.discard("blob", blob_key)
                 continue
             self._record.imports += 1
-            self.mapped.add(entry.path("blob").resolve())
+            self.mapped.add(path.resolve())
             return built
         return None
 

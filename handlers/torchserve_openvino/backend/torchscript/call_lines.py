@@ -12,6 +12,7 @@ from torchserve_openvino.backend.torchscript.scalar_ops import (
     MEMORY_FORMATS,
     OF_TENSORS,
     OF_VALUES,
+    power,
     single_or_double,
     truncated_quotient,
 )
@@ -51,8 +52,9 @@ class CallLines(Lines):
         elif kind in OF_VALUES and not any(_takes_tensors(value) for value in inputs):
             self._fold_or_call(node, depth, OF_VALUES[kind], inputs)
         elif kind == "aten::pow" and not any(_takes_tensors(value) for value in inputs):
-            text = " ** ".join(self._expression(value) for value in inputs)
-            self._assign(node, depth, f"{self._operator(float)}({text})" if _is_float(node) else text)
+            base, exponent = map(self._expression, inputs)
+            of_floats = f"{self._operator(power)}({base}, {exponent})"
+            self._assign(node, depth, of_floats if _is_float(node) else f"{base} ** {exponent}")
         else:
             self._dispatched(node, depth, schema, inputs)
 
@@ -87,7 +89,9 @@ class CallLines(Lines):
             self._assign(node, depth, function.format(*map(self._expression, inputs)))
             return
         known = [self._known(value) for value in inputs]
-        if all(value is not None and isinstance(value.value, PLAIN) for value in known) and node.outputsSize() == 1:
+        # What takes no value asks for a mode of the call.
+        plain = bool(known) and all(value is not None and isinstance(value.value, PLAIN) for value in known)
+        if plain and node.outputsSize() == 1:
             try:
                 result = function(*[value.value for value in known if value is not None])
             except Exception:

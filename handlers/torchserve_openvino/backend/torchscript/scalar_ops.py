@@ -74,6 +74,49 @@ def _as_tensor(data: Any, dtype: int | None = None, device: Any = None) -> torch
     return torch.as_tensor(data, dtype=None if dtype is None else DTYPES[dtype])
 
 
+def _quotient(dividend: float, divisor: float) -> float:
+    # As in C, where nothing raises.
+    if divisor == 0:
+        return dividend * math.copysign(math.inf, divisor) if dividend != 0 else math.nan
+    return dividend / divisor
+
+
+def _floor_quotient(dividend: float, divisor: float) -> float:
+    """Floor-divides: floats by their rounded quotient, where Python takes the exact one."""
+    if not isinstance(dividend, float) and not isinstance(divisor, float):
+        return dividend // divisor
+    quotient = _quotient(float(dividend), float(divisor))
+    # The zero keeps its sign.
+    return float(math.floor(quotient)) if math.isfinite(quotient) and quotient != 0 else quotient
+
+
+def power(base: float, exponent: float) -> float:
+    """Raises to a power as TorchScript does: NaN and infinity instead of complex numbers and most errors."""
+    if base == 0 and exponent < 0:
+        raise RuntimeError("0.0 cannot be raised to a negative power")
+    try:
+        result = float(base) ** float(exponent)
+    except OverflowError:
+        return -math.inf if base < 0 and exponent % 2 == 1 else math.inf
+    return math.nan if isinstance(result, complex) else result
+
+
+def _least(first: Any, *second: Any) -> Any:
+    # In this order, as for NaN.
+    return (first if first < second[0] else second[0]) if second else min(first)
+
+
+def _most(first: Any, *second: Any) -> Any:
+    return (first if first > second[0] else second[0]) if second else max(first)
+
+
+def _text(value: Any) -> str:
+    """Writes a value as TorchScript does: floats with all digits, whole ones with a point behind them."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}." if value == math.floor(value) and abs(value) < 1e10 else f"{value:.17g}"
+
+
 def truncated_quotient(dividend: int, divisor: int) -> int:
     """Divides integers, and rounds to zero."""
     quotient = abs(dividend) // abs(divisor)
@@ -83,7 +126,7 @@ def truncated_quotient(dividend: int, divisor: int) -> int:
 def format_text(template: str, *values: Any) -> str:
     """Replaces each ``{}`` by a value; Python's own `format` would also read attributes of the values."""
     parts = template.split("{}")
-    texts = [str(value) for value in values] + [""] * len(parts)
+    texts = [*map(_text, values), *[""] * len(parts)]
     return "".join(part + text for part, text in zip(parts, texts, strict=False))
 
 
@@ -145,16 +188,16 @@ OF_TENSORS: Mapping[str, Callable[..., Any] | str] = {
 CHANGING = frozenset({"aten::append", "aten::extend", "aten::_set_item", "aten::pop"})
 # Operators on everything but tensors.
 OF_VALUES: Mapping[str, Callable[..., Any] | str] = {
-    "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul, "aten::div": operator.truediv,
-    "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod, "aten::neg": operator.neg,
+    "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul, "aten::div": _quotient,
+    "aten::floordiv": _floor_quotient, "aten::remainder": operator.mod, "aten::neg": operator.neg,
     "aten::lt": operator.lt, "aten::le": operator.le, "aten::gt": operator.gt, "aten::ge": operator.ge,
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::__not__": operator.not_,
     "aten::__and__": operator.and_, "aten::__or__": operator.or_, "aten::__xor__": operator.xor,
     "aten::__contains__": operator.contains, "aten::slice": _slice, "aten::pop": "{}.pop({})",
     "aten::copy": "{}.copy()", "aten::keys": "[*{}.keys()]", "aten::values": "[*{}.values()]",
-    "aten::items": "[*{}.items()]", "aten::str": str, "aten::format": format_text,
+    "aten::items": "[*{}.items()]", "aten::str": _text, "aten::format": format_text,
     "aten::__range_length": _range_length, "aten::__derive_index": _derive_index, "aten::ceil": math.ceil,
-    "aten::floor": math.floor, "aten::sqrt": _sqrt, "aten::log": _log, "prim::min": min, "prim::max": max,
+    "aten::floor": math.floor, "aten::sqrt": _sqrt, "aten::log": _log, "prim::min": _least, "prim::max": _most,
     "prim::abs": abs, "aten::any": any, "aten::all": all,
     "aten::is_grad_enabled": torch.is_grad_enabled,
     "aten::is_autocast_enabled": torch.is_autocast_enabled, "aten::is_autocast_cpu_enabled": _autocast_on_cpu,

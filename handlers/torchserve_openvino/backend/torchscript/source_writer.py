@@ -18,6 +18,8 @@ from torchserve_openvino.backend.torchscript.scalar_ops import CHANGING, WITHOUT
 from torchserve_openvino.backend.upstream._torch_script import inlined_graph, source_of
 
 MAX_OPERATORS = 200_000
+# How torch writes the type of a NamedTuple: its fields with their types.
+_NAMED = "NamedTuple("
 # They return a list or a dictionary that nothing else refers to.
 _NEW_CONTAINERS = frozenset(
     {
@@ -128,7 +130,7 @@ class _Writer(CallLines):
         if not isinstance(value, (torch.nn.Module, torch.ScriptObject)):
             if not _is_plain(value):
                 raise self._refuse(node, f"the attribute {name!r:.100} of the module is a {type(value).__name__}")
-            if isinstance(value, (list, dict)) and str(node.output().type()) in self._changed:
+            if isinstance(value, (list, dict, tuple)) and not self._changed.isdisjoint(_kinds(node.output().type())):
                 raise self._refuse(
                     node, f"the module may change its attribute {name!r:.100}, which it keeps between calls"
                 )
@@ -147,10 +149,11 @@ class _Writer(CallLines):
 
     def _tuple(self, node: Any, depth: int) -> None:
         items = [self._expression(value) for value in node.inputs()]
-        kind = node.output().type()
-        fields = kind.field_names() if hasattr(kind, "field_names") else None
-        if fields:
-            cls = collections.namedtuple("Result", fields)  # type: ignore[misc]
+        if fields := _fields(node.output().type()):
+            try:
+                cls = collections.namedtuple("Result", fields)  # type: ignore[misc]
+            except ValueError as error:
+                raise self._refuse(node, f"a tuple has fields that Python does not allow: {error!s:.100}") from error
             self._assign(node, depth, f"{self._in_table(cls, 'c')}({', '.join(items)})")
         else:
             self._assign(node, depth, f"({''.join(f'{item}, ' for item in items)})")
@@ -262,6 +265,27 @@ def _nodes(block: Any) -> Iterator[Any]:
         yield node
         for inner in node.blocks():
             yield from _nodes(inner)
+
+
+def _kinds(kind: Any) -> Iterator[str]:
+    """Yields a type, and all that it contains."""
+    yield str(kind)
+    for inner in kind.containedTypes():
+        yield from _kinds(inner)
+
+
+def _fields(kind: Any) -> list[str]:
+    """Returns the names of a NamedTuple's fields; none for another tuple."""
+    text = kind.str()
+    if not text.startswith(_NAMED):
+        return []
+    names, depth, begin = [], 0, len(_NAMED)
+    for index in range(begin, len(text)):
+        depth += (text[index] in "([") - (text[index] in ")]")
+        if (text[index] == "," and depth == 0) or depth < 0:
+            names.append(text[begin:index].partition(":")[0].strip())
+            begin = index + 1
+    return [name for name in names if name]
 
 
 def _is_plain(value: Any) -> bool:

@@ -23,6 +23,8 @@ _CLASS_BOOKKEEPING = frozenset(
 )  # fmt: skip
 # Names that read the process's environment variables, which are not part of any digest.
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
+# Names of functions that find others by texts, which no digest follows.
+_BY_TEXT = frozenset({"eval", "exec", "globals"})
 
 
 class CodeWalk(abc.ABC):
@@ -89,6 +91,19 @@ class CodeWalk(abc.ABC):
                 self.value(item, f"{module}.{name}")
             elif is_torch(module) and (other := _other_name(name, item)):
                 self.put("other name", f"{module}.{name} {other}")
+            self._registered(f"{module}.{name}", item)
+
+    def _registered(self, where: str, item: Any) -> None:
+        """Adds user functions in a library's registry: a plain dictionary of a module or of a class."""
+        tables = [(where, item)]
+        if isinstance(item, type):
+            tables = [(f"{where}.{name}", value) for name, value in vars(item).items()]
+        for table, entries in tables:
+            if type(entries) is dict:
+                for key, value in entries.items():
+                    if isinstance(key, str) and _is_foreign(value):
+                        self.put("registered", f"{table}[{key}]")
+                        self.value(value, f"{table}[{key}]")
 
     # --- functions ----------------------------------------------------------------------------------------------
 
@@ -110,6 +125,8 @@ class CodeWalk(abc.ABC):
         names = _names(code)
         if _ENVIRONMENT & names:
             self.unknown.append(f"{where}, which reads the environment")
+        if looks_up := _BY_TEXT & names:
+            self.unknown.append(f"{where}, which calls {min(looks_up)}")
         for name in sorted(names & function.__globals__.keys()):
             self.put("global", name)
             self._global(function.__globals__[name], names, name)

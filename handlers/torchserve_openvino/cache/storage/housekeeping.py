@@ -130,12 +130,15 @@ def shrink(
     """
     entries, files = manifests(root), objects(root)
     names = {entry.path: _names(entry.path) for entry in entries}
-    used = Counter(digest for digests in names.values() for digest in digests)
+    used = Counter(digest for digests in names.values() for digest in digests or ())
+    # What an entry that cannot be read needs is not known.
+    may_be_used = None in names.values()
     now = time.time()
     freed = sweep_tmp(root, ORPHAN_SECONDS)
     total = sum(entry.bytes for entry in entries) + sum(status.st_size for _, status in files.values())
     for digest, (path, status) in files.items():
-        if not used[digest] and now - status.st_mtime >= ORPHAN_SECONDS and remove(path):
+        is_orphan = not used[digest] and not may_be_used
+        if is_orphan and now - status.st_mtime >= ORPHAN_SECONDS and remove(path):
             freed += Freed(files=1, bytes=status.st_size)
             total -= status.st_size
     for entry in entries:
@@ -144,7 +147,7 @@ def shrink(
         if (entry.kind, entry.key) == keep or not (too_old or too_much) or not remove(entry.path):
             continue
         gone = Freed(entries=1, bytes=entry.bytes)
-        for digest in names[entry.path]:
+        for digest in names[entry.path] or ():
             used[digest] -= 1
             if digest in files and not used[digest] and remove(files[digest][0]):
                 gone += Freed(files=1, bytes=files[digest][1].st_size)
@@ -157,8 +160,10 @@ def drop_unnamed(root: Path, digests: set[str]) -> Freed:
     """Removes those of the given objects that no manifest refers to; the caller holds the commit lock."""
     freed = Freed()
     if digests:
-        named = set().union(*(_names(manifest.path) for manifest in manifests(root)))
-        for digest in digests - named:
+        names = [_names(manifest.path) for manifest in manifests(root)]
+        if None in names:
+            return freed
+        for digest in digests.difference(*(some for some in names if some is not None)):
             path = root / "objects" / digest[:2] / digest
             status = _status(path)
             if status is not None and remove(path):
@@ -236,13 +241,15 @@ def verify(
     return sorted(problems)
 
 
-def _names(path: Path) -> set[str]:
-    """Returns the digests in a manifest; empty if it cannot be read."""
+def _names(path: Path) -> set[str] | None:
+    """Returns the digests in a manifest; none if it is gone, and None if it can't be read, as another user's."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             return digests_in(file.read(MAX_BYTES))
-    except OSError:
+    except FileNotFoundError:
         return set()
+    except OSError:
+        return None
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -134,6 +134,8 @@ def _check_nested(
             problems.add((str(device),), f"is not among the devices of {spec.name}.", suggestion=hint)
         elif not isinstance(properties, Mapping):
             problems.add((str(device),), f"must be a mapping of properties, not {shown(properties)}.")
+        elif name in checked:
+            problems.add((str(device),), f"is {name}, which is there already: join the two.")
         else:
             checked[name] = _check_each(
                 properties, DeviceSpec(name, members=(name,)), catalog, problems.at(str(device))

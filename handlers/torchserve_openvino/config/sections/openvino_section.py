@@ -74,6 +74,15 @@ class RecordSection(Section):
 BATCH = "batch"
 
 
+_LARGEST_FLOAT = 3.4028234663852886e38
+# The least and the largest value of each type that has them.
+_RANGES: dict[str, tuple[float, float]] = {
+    "uint8": (0, 255), **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "float16": (-65504.0, 65504.0), "bfloat16": (-3.3895313892515355e38, 3.3895313892515355e38),
+    "float32": (-_LARGEST_FLOAT, _LARGEST_FLOAT), "float64": (-1.7976931348623157e308, 1.7976931348623157e308),
+}  # fmt: skip
+
+
 class WarmupInput(Section):
     """One input of the model, filled with random values at warm-up."""
 
@@ -85,7 +94,7 @@ class WarmupInput(Section):
     dtype: DType = "float32"
     """Element type, by PyTorch's name."""
     low: Number | None = None
-    """Least value. Without `low` and `high`, integers are 0 in warm-up, and floats are normally distributed."""
+    """Least value. Without `low` and `high`, integers are 0 and 1 in warm-up, and floats are normally distributed."""
     high: Number | None = None
     """Upper bound, exclusive for integers; for token ids, the size of the vocabulary. Requests with integers outside
     `low` and `high` are refused."""
@@ -107,7 +116,26 @@ class WarmupInput(Section):
             raise ValueError("mask: true needs a shape with the length that it masks, such as [sequence] or [128].")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low ({self.low:g}) must be less than high ({self.high:g}).")
+        self._check_range()
         return self
+
+    def _check_range(self) -> None:
+        """Checks that the type has values in the range; without `low` or `high`, it begins at 0 or is one wide."""
+        if self.low is None and self.high is None:
+            return
+        if self.dtype not in _RANGES:
+            raise ValueError(f"{self.dtype} has no least and no largest value: leave out low and high.")
+        least, largest = _RANGES[self.dtype]
+        integers = isinstance(largest, int)
+        low = self.low if self.low is not None else 0
+        high = self.high if self.high is not None else low + (2 if integers else 1)
+        for name, value, most in (("low", low, largest), ("high", high, largest + 1 if integers else largest)):
+            if integers and value != int(value):
+                raise ValueError(f"{name} ({value:g}) must be a whole number for {self.dtype}.")
+            if not least <= value <= most:
+                raise ValueError(f"{name} ({value:g}) must be from {least:g} to {most:g} for {self.dtype}.")
+        if low >= high:
+            raise ValueError(f"high ({high:g}) must be above 0, or low below it.")
 
 
 class WarmupSection(Section):

@@ -52,7 +52,8 @@ class Rules:
         if last is not None and generated == most - 1:
             return _only(scores[0], [last] if isinstance(last, int) else last)
         begin = getattr(self._config, "begin_suppress_tokens", None)
-        if begin and generated == 0:
+        # As in transformers, where a forced first token comes before.
+        if begin and generated == int(forced is not None and self._encodes):
             scores = scores.index_fill(1, torch.tensor(begin), -torch.inf)
         least = self._least(len(tokens) - generated)
         if self._eos and generated < least:

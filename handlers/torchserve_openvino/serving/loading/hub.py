@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from torchserve_openvino.errors import ModelLoadError, first_line
-from torchserve_openvino.files.contained import contained
+from torchserve_openvino.files.contained import OutsideError, contained
 from torchserve_openvino.files.json_text import JsonError, read_json, read_json_object
 from torchserve_openvino.files.zip_bounds import why_unbounded_file
 from torchserve_openvino.quantized.scheme import scheme_of
@@ -319,6 +319,22 @@ def pooling_of(folder: Path) -> Pooling:
             "SpladePooling."
         )
     return Pooling(_DENSE_MODES[modes[0]], normalizes="Normalize" in kinds, longest=longest)
+
+
+def module_folders(folder: Path) -> list[str]:
+    """Returns the folders in which sentence-transformers' files describe its modules; none without such files.
+
+    Raises:
+        ModelLoadError: They cannot be read, or name a folder outside.
+    """
+    path = folder / "modules.json"
+    names = sorted(set(_modules(path).values()) - {""}) if path.is_file() else []
+    for name in names:
+        try:
+            contained(folder, name)
+        except (OutsideError, ValueError, TypeError) as error:
+            raise ModelLoadError(f"{path} names {name!r:.100}: {error}") from error
+    return names
 
 
 def _modules(path: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A handler's context on other hosts than TorchServe, with the members of TorchServe's that handlers use."""
 
+import copy
 import logging
 import re
 import struct
@@ -261,12 +262,21 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
         count: How many items the batch has; if one request holds several, nothing is changed.
     """
     processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
-    if len(positions) == count or not isinstance(processors, list) or len(processors) != count:
+    if not isinstance(processors, list) or len(processors) != count:
         yield
         return
-    context.request_processor = [processors[position] for position in positions]
-    context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
+    seen = [processors[position] for position in positions]
+    # Statuses and headers that a failed call has set are not those of the calls that are made instead.
+    before = [{name: copy.copy(value) for name, value in vars(processor).items()} for processor in seen]
+    if len(positions) < count:
+        context.request_processor = seen
+        context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
     try:
         yield
+    except BaseException:
+        for processor, state in zip(seen, before, strict=True):
+            vars(processor).clear()
+            vars(processor).update(state)
+        raise
     finally:
         context.request_processor, context.request_ids = processors, ids
