@@ -169,3 +169,26 @@ def test_padded_encoders_have_zeros_at_padded_positions(ends: list[int], norm: b
         torch.testing.assert_close(compiled(x, mask), model(x, mask), atol=1e-5, rtol=1e-5)
     assert not model.encoder.layers[-1]._forward_hooks
     assert compiled.report.fallback_counts() == {}
+
+
+def test_a_global_with_the_name_of_an_attribute_is_searched_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(4, 4)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            return self.cell(x, h)
+
+    model, x, h = Cell().eval(), torch.randn(1, 4), torch.randn(1, 4)
+    compiled = tov.compile(model, backend="export")
+    # A compiled model is no state of the model's, though its name occurs in the code.
+    monkeypatch.setitem(globals(), "cell", compiled)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, h), model(x, h))
+    assert compiled.report.summary.coverage == 1.0 and not compiled.report.fallback_counts()
+    monkeypatch.setitem(globals(), "cell", [[number] for number in range(200_000)])
+    again = tov.compile(model, backend="export")
+    with torch.no_grad():
+        torch.testing.assert_close(again(x, h), model(x, h))
+    assert "reaches more than 100000 Python objects" in str(again.report.to_dict()["fallbacks"])

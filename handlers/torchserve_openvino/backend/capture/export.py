@@ -26,6 +26,7 @@ from torchserve_openvino.backend.capture.module_state import (
     AnswerShape,
     LiveTensors,
     ReachedState,
+    UnboundedStateError,
     Watched,
     module_state,
 )
@@ -314,7 +315,12 @@ class ExportedModel:
                 if self._found:
                     self._settings.tracker.add_note("the module itself was changed, and exported again")
                 self._found.clear()
-                self._state, self._reached = state, ReachedState(self._model)
+                try:
+                    self._state, self._reached = state, ReachedState(self._model)
+                except UnboundedStateError as error:
+                    # Not searched again: a call would take as long as this search.
+                    self._keeps_state = str(error)
+                    return self._keeps_state
             if key not in self._found:
                 if len(self._found) >= MAX_SIGNATURES:
                     return f"more than {MAX_SIGNATURES} input signatures: each would be a graph of its own"

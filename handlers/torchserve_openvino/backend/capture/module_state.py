@@ -160,10 +160,17 @@ _SKIPPED = (
     *PLAIN, torch.Tensor, torch._C.ScriptObject, types.BuiltinFunctionType, types.CodeType, types.ModuleType,
     logging.Logger, type(threading.Lock()), type(threading.RLock()), weakref.ref,
 )  # fmt: skip
+_PACKAGE = "torchserve_openvino."
+# A model has some hundreds: so many are another program's, which the code has no use for.
+_MOST_OBJECTS = 100_000
 # Tables of a module that `module_state` compares, or that follow from the weights.
 _MODULE_TABLES = frozenset({"_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"})
 # Python's own entries in a class or module, among them some that it adds later.
 _BOOKKEEPING = frozenset({"__dict__", "__weakref__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl"})
+
+
+class UnboundedStateError(Exception):
+    """A model's code may read more state than can be compared at each call."""
 
 
 class _Holder(NamedTuple):
@@ -181,6 +188,9 @@ class ReachedState:
 
     Args:
         model: The module.
+
+    Raises:
+        UnboundedStateError: There is too much of it.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -190,8 +200,10 @@ class ReachedState:
         waiting: list[tuple[Any, str]] = [(model, type(model).__name__)]
         while waiting:
             value, name = waiting.pop()
-            if isinstance(value, _SKIPPED) or id(value) in self._seen:
+            if isinstance(value, _SKIPPED) or id(value) in self._seen or _is_ours(value):
                 continue
+            if len(self._seen) == _MOST_OBJECTS:
+                raise UnboundedStateError(f"the model's code reaches more than {_MOST_OBJECTS} Python objects")
             self._seen[id(value)] = value
             waiting += self._visit(value, name)
 
@@ -281,6 +293,11 @@ class ReachedState:
                 self._seen[id(module)] = module
                 contents += self._namespace(vars(module), names)
         return contents
+
+
+def _is_ours(value: Any) -> bool:
+    """Returns True for a compiled model and the like: what a global of that name has is no state of a user's."""
+    return type(value).__module__.startswith(_PACKAGE) and not isinstance(value, torch.nn.Module)
 
 
 def _global(content: dict[str, Any], name: str) -> list[Any]:
