@@ -331,3 +331,20 @@ class OpenAxes:
     def to_plain(self) -> list[Any]:
         """Returns JSON-safe data for a cache key."""
         return [self.ones, sorted([str(name), sorted(axes)] for name, axes in self.axes.items())]
+
+
+def own_inputs(model: Any, leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Returns position and id of each input that is a tensor of the model itself, as an initial state that it keeps.
+
+    Such an input and the model's own tensor are one input of a graph, which is not that of other calls.
+    """
+    positions = {id(leaf): position for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    modules = model.modules() if positions and isinstance(model, torch.nn.Module) else ()
+    own = {
+        id(value)
+        for module in modules
+        for table in (module._parameters, module._buffers, vars(module))
+        for value in table.values()
+        if id(value) in positions
+    }
+    return tuple((positions[number], number) for number in sorted(own))

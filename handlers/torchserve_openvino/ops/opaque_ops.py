@@ -38,11 +38,13 @@ class OpaqueOp:
             formula.
             Otherwise Dynamo breaks the graph there: torch's decomposition of recurrent layers has no dropout.
         own: Whether only this package's conversion is right, so that it stays whole only where that is used.
+        always: Whether it is traced where gradients are recorded, too.
     """
 
     call: Callable[..., Any]
     trains: bool = False
     own: bool = False
+    always: bool = False
 
 
 def _define(op: Any, schema: str, run: Callable[..., Any], fake: Callable[..., Any], tags: Any = ()) -> Any:
@@ -227,10 +229,16 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     return loss, is_label.to(x.dtype).reshape(target.shape)
 
 
+def _idle_dropout(x: Tensor, p: float, train: bool) -> Any:
+    """Returns the input itself, as torch does; torch traces a copy, so that later writes would not reach the input."""
+    return x if not train or p == 0 else NotImplemented
+
+
 # Maps each operator to what is traced in its place.
 OPAQUE_OPS = {op: OpaqueOp(_without_idle_dropout(opaque)) for op, opaque in _RECURRENT.items()} | {
     op: OpaqueOp(_where_whole(op, opaque), trains=True, own=True) for op, opaque in _RESIZERS.items()
 }
+OPAQUE_OPS[aten.dropout.default] = OpaqueOp(_idle_dropout, always=True)
 OPAQUE_OPS[aten.multilabel_margin_loss_forward.default] = OpaqueOp(multilabel_margin_loss)
 _ORIGINALS = {opaque: op for op, opaque in (_RECURRENT | _RESIZERS).items()}
 

@@ -6,6 +6,7 @@ only what is special; an operator without a rule is converted by OpenVINO if Ope
 """
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -214,6 +215,23 @@ def decomposition(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:
         return function
 
     return declared
+
+
+def once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Disables a decomposition while it runs, so that its own operator inside it is not decomposed endlessly."""
+    inside = threading.local()
+
+    @functools.wraps(decomposition)
+    def outermost(*args: Any, **kwargs: Any) -> Any:
+        if getattr(inside, "active", False):
+            return NotImplemented
+        inside.active = True
+        try:
+            return decomposition(*args, **kwargs)
+        finally:
+            inside.active = False
+
+    return outermost
 
 
 def conversion(*operators: Any, rule: Rule = _NOTHING) -> Callable[[_F], _F]:

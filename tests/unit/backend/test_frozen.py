@@ -187,3 +187,28 @@ def test_a_conjugate_is_not_what_it_is_the_conjugate_of() -> None:
             torch.testing.assert_close(compiled(z), parts(z))
         torch.testing.assert_close(compiled(z.conj()), parts(z.conj()))
         torch.testing.assert_close(compiled(z.conj().imag.sum() + z), parts(z.conj().imag.sum() + z))
+
+
+class _State(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h0: torch.Tensor
+        self.register_buffer("h0", torch.zeros(1, 4))
+        self.cell = nn.GRUCell(4, 4)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.cell(x, h)
+        return h.tanh() - self.h0, h
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_a_state_that_begins_with_the_model_s_own_tensor_goes_on_with_others(backend: str) -> None:
+    model = _State().eval()
+    compiled, steps = tov.compile(model, backend=backend), torch.randn(3, 1, 4)
+    compiled.freeze()
+    with torch.no_grad():
+        for length in (1, 1, 3, 1, 3):
+            got = expected = model.h0
+            for x in steps[:length]:
+                (answer, got), (reference, expected) = compiled(x, got), model(x, expected)
+                assert_same((answer, got), (reference, expected))

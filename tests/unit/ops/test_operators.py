@@ -133,3 +133,40 @@ def test_a_correction_may_be_a_fraction(correction, dynamic) -> None:
     for length in (7, 9):
         x = torch.randn(3, length)
         assert_same(compiled(x), moments(x))
+
+
+def test_the_sign_of_nan_is_0() -> None:
+    x = torch.tensor([math.nan, 1e30, -2.0, 0.0, -0.0])
+    check(lambda x: (x.sign(), x.sgn(), x.bfloat16().sign(), x.sign() * 2), x, options={"min_partition_us": 0})
+
+
+@pytest.mark.parametrize(("least", "largest", "bins"), [(0, 5, 50), (-1, 1, 7), (0.1, 0.7, 3), (0, 9, 10)])
+def test_bins_of_a_histogram(least, largest, bins) -> None:
+    compiled = tov.compile(lambda x: torch.histc(x, bins, least, largest), options={"min_partition_us": 0})
+    for count in (11, 31, 97, 1000):
+        for x in (torch.linspace(least, largest, count), torch.linspace(least - 1, largest + 1, count)):
+            assert compiled(x).equal(torch.histc(x, bins, least, largest))
+
+
+class _Dropped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.dropout = torch.nn.Linear(4, 4), torch.nn.Dropout(0.1)
+        self.both = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU(inplace=True))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = self.inner(x)
+        dropped = self.dropout(hidden)
+        dropped += x
+        return dropped, hidden, self.both(x) + x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["openvino", "openvino_ts", "export"])
+def test_idle_dropout_returns_its_input_also_to_what_writes_to_it(backend, grad) -> None:
+    model = _Dropped().eval().requires_grad_(grad)
+    compiled, x = tov.compile(model, backend=backend), torch.randn(2, 4)
+    with torch.set_grad_enabled(grad):
+        own, other = x.clone(), x.clone()
+        assert_same(compiled(own), model(other), strides=False)
+    assert own.equal(other)

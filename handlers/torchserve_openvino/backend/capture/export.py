@@ -32,7 +32,7 @@ from torchserve_openvino.backend.capture.module_state import (
 )
 from torchserve_openvino.backend.partitioning.partition import input_shapes
 from torchserve_openvino.backend.partitioning.views import base_of, is_view
-from torchserve_openvino.backend.spec import is_plain
+from torchserve_openvino.backend.spec import is_plain, own_inputs
 from torchserve_openvino.backend.upstream import _torch_kept
 from torchserve_openvino.backend.upstream import _torch_private as private
 from torchserve_openvino.backend.upstream._torch_private import GraphFacts
@@ -308,7 +308,7 @@ class ExportedModel:
         self, leaves: Sequence[Any], spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ExportedGraph | str:
         assert isinstance(self._model, torch.nn.Module)
-        key = _key(leaves, spec)
+        key = (*_key(leaves, spec), *own_inputs(self._model, leaves))
         with self._lock:
             state = module_state(self._model)
             if state != self._state or next(self._reached.changed(), None) is not None:

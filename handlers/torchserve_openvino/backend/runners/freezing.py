@@ -15,6 +15,7 @@ from torchserve_openvino.backend.routes.route_proof import RouteProof
 from torchserve_openvino.backend.runners.guarded import Runner, TracedModel, is_exported
 from torchserve_openvino.backend.runtime.execute import FallbackPartition
 from torchserve_openvino.backend.runtime.own_weights import give_pages_back
+from torchserve_openvino.backend.spec import own_inputs
 from torchserve_openvino.cache.identity.key import make_key
 from torchserve_openvino.errors import WeightsReleasedError
 
@@ -124,6 +125,9 @@ class FreezingRunner(Runner):
             # None of the call has run yet. If the error is the caller's fault, this raises it again.
             result = self._guarded(args, kwargs)
             frozen.part(key, why_not_whole(failure))
+            return result, []
+        if own_inputs(self.model, leaves):
+            # Dynamo makes one input of both; another call of this shape has a tensor of its own.
             return result, []
         frozen.record(key, leaves, calls, result)
         return result, calls

@@ -159,10 +159,10 @@ def keep_undecomposed(opaque_ops: Mapping[torch._ops.OpOverload, OpaqueOp]) -> N
 def _kernel(op: torch._ops.OpOverload, apart: Callable[..., Any], opaque: OpaqueOp) -> Callable[..., Any]:
     def choose(*args: Any, **kwargs: Any) -> Any:
         converter, records = _KEEPS_FOR.get(), torch.is_grad_enabled()
-        trains = opaque.trains and records and args[0].requires_grad
+        trains = opaque.trains and records and args[0].requires_grad and not opaque.always
         if not converter or trains or (converter == "ts" and opaque.own):
             return apart(*args, **kwargs)
-        if records and not opaque.trains:
+        if records and not opaque.trains and not opaque.always:
             # Dynamo breaks the graph here.
             raise UnsupportedOperatorException(op)
         result = opaque.call(*args, **kwargs)

@@ -192,6 +192,8 @@ def _quotient(a: Any, b: Any, c: Tensor, d: Tensor) -> Tensor:
 
 def _div(x: Any, y: Any) -> Tensor:
     if isinstance(y, complex):
+        if not _is_pairs(x):
+            return NotImplemented
         return _quotient(*_parts(x), torch.full((), y.real), torch.full((), y.imag))
     if _is_pairs(y):
         if not _is_pairs(x) and x.dtype is not torch.float32:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from torchserve_openvino.config.op_names import packet_name
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import op_name, packets
-from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Rule, declare, decomposition
+from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Rule, declare, decomposition, once
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -266,8 +266,12 @@ declare(Rule(decompose=_binary_extreme(torch.logical_and)), aten.minimum.default
 
 
 @decomposition(aten.sign.default)
+@once
 def _sign(x: Tensor) -> Tensor:
-    return x.clone() if x.dtype is torch.bool else NotImplemented
+    """Returns 0 for NaN, as torch; OpenVINO keeps it."""
+    if x.dtype is torch.bool:
+        return x.clone()
+    return torch.where(x.isnan(), 0.0, torch.sign(x)).to(x.dtype) if x.is_floating_point() else NotImplemented
 
 
 def _boolean_sum(node: Node) -> str | None:

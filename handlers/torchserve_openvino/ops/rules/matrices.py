@@ -90,6 +90,10 @@ def _pdist(x: Tensor, p: float = 2) -> Tensor:
 # --- mixtures of experts ------------------------------------------------------------------------------------------
 
 
+# Enough for any two float32: the smallest has 149 bits behind the point.
+_HALVINGS = 300
+
+
 def _no_bins(node: Node) -> str | None:
     arguments, value = arguments_of(node), first_input(node)
     least, largest = arguments.get("min", 0), arguments.get("max", 0)
@@ -98,18 +102,31 @@ def _no_bins(node: Node) -> str | None:
     return "computed in float32 only" if value is not None and value.dtype is not torch.float32 else None
 
 
+def _bounds_of_bins(least: float, largest: float, bins: int) -> np.ndarray:
+    """Returns the smallest float32 of each bin, and of the one behind the last; found by bisection."""
+    low, high, count = np.float32(least), np.float32(largest), np.float32(bins)
+    below, above = np.full(bins + 1, low), np.full(bins + 1, high)
+    for _ in range(_HALVINGS):
+        middle = ((below.astype(np.float64) + above) / 2).astype(np.float32)
+        reached = np.floor((middle - low) * count / (high - low)) >= np.arange(bins + 1)
+        below, above = np.where(reached, below, middle), np.where(reached, middle, above)
+    above[0] = low
+    return above
+
+
 @conversion(aten.histc.default, rule=Rule(limit=_no_bins))
 def _histc(x: Output, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """Counts by comparing each value with each bound; the last bin includes its upper bound.
+    """Counts by comparing the bin of each value with each bin; the last one includes its upper bound.
 
-    transformers counts the rows of each expert with it.
+    transformers counts the rows of each expert with it. Formula: torch's aten/src/ATen/native/cpu/HistogramKernel.cpp,
+    where values near a bound are in the bin that float32 computes.
     """
-    bounds = torch.linspace(min, max, bins + 1).numpy()
+    bounds = _bounds_of_bins(min, max, bins)
     values = ops.reshape(x, int64([-1, 1]), False)
     below = ops.less(values, ops.constant(bounds[1:]))
-    last = ops.logical_and(ops.equal(values, ops.constant(bounds[-1])), ops.constant(np.arange(bins) == bins - 1))
-    inside = ops.logical_and(ops.greater_equal(values, ops.constant(bounds[:-1])), ops.logical_or(below, last))
-    return ops.reduce_sum(ops.convert(inside, "f32"), int64([0]), False)
+    last = ops.logical_and(ops.less_equal(values, np.float32(max)), ops.constant(np.arange(bins) == bins - 1))
+    chosen = ops.logical_and(ops.greater_equal(values, ops.constant(bounds[:-1])), ops.logical_or(below, last))
+    return ops.reduce_sum(ops.convert(chosen, "f32"), int64([0]), False)
 
 
 def _other_groups(node: Node) -> str | None:

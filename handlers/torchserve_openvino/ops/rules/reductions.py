@@ -1,8 +1,6 @@
 """Sums, extremes, norms and moments along dimensions, and running values."""
 
-import functools
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch.fx import Node
 
 from torchserve_openvino.ops import integers, value_range
 from torchserve_openvino.ops.names import packets
-from torchserve_openvino.ops.rule_registry import INSTEAD, Check, Lifted, Rule, TracedCall, declare, decomposition
+from torchserve_openvino.ops.rule_registry import INSTEAD, Check, Lifted, Rule, TracedCall, declare, decomposition, once
 from torchserve_openvino.ops.rules.elementwise import as_floats
 from torchserve_openvino.ops.rules.logic import all_over, any_over
 
@@ -36,23 +34,6 @@ declare(
     ),
     *packets("max min"),
 )
-
-
-def once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Disables a decomposition while it runs, so that its own operator inside it is not decomposed endlessly."""
-    inside = threading.local()
-
-    @functools.wraps(decomposition)
-    def outermost(*args: Any, **kwargs: Any) -> Any:
-        if getattr(inside, "active", False):
-            return NotImplemented
-        inside.active = True
-        try:
-            return decomposition(*args, **kwargs)
-        finally:
-            inside.active = False
-
-    return outermost
 
 
 # --- sums and moments ---------------------------------------------------------------------------------------------
