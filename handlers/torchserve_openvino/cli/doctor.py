@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,7 @@ def doctor(
             raise ConfigError("--write needs --bisect, and --config with the file to write to.")
         if write_mapping is not None:
             _check_free(write_mapping)
+        _check_folders(html, dot, write_mapping)
         # Keep what the model prints out of the JSON, and Dynamo's logs off the screen: the diagnosis reports the same.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
             diagnosis = _diagnose(spec, progress, stock=stock, bisect=bisect)
@@ -167,6 +169,13 @@ def _check_free(path: Path) -> None:
             raise ConfigError(f"{file} exists; write the mappings to another file, or move it away.")
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ConfigError(f"{path} must be a Python file with a plain name, such as my_ops.py.")
+
+
+def _check_folders(*files: Path | None) -> None:
+    """Checks that files can be written, before minutes are spent on what they will hold."""
+    for file in files:
+        if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+            raise ConfigError(f"{file} cannot be written: {file.parent} is no folder that can be written to.")
 
 
 def _write_files(diagnosis: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:

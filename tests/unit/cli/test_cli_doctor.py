@@ -82,6 +82,9 @@ def test_a_fallback_exits_with_2_and_stdout_is_json_alone(ill: Path) -> None:
         (["{well}", "--write"], "--write needs --bisect"),
         (["{well}", "--write-mapping", "{well}"], "exists"),
         (["{well}", "--write-mapping", "my-ops.py"], "plain name"),
+        (["{well}", "--html", "absent/page.html"], "absent is no folder"),
+        (["{well}", "--dot", "absent/graph.dot"], "absent is no folder"),
+        (["{well}", "--write-mapping", "absent/my_ops.py"], "absent is no folder"),
         (["{well}", "--config", "{well}"], "YAML"),
     ],
 )

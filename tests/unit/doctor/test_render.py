@@ -113,3 +113,9 @@ def printed(diagnosis: dict[str, Any], **options: bool) -> str:
 def test_an_operator_with_brackets_is_no_markup(ill: dict[str, Any], tmp_path: Path) -> None:
     odd = {**ill, "model": "[bold]x[/bold]"}
     assert "[bold]x[/bold]" in printed(odd)
+
+
+def test_a_page_shows_an_answer_that_is_no_number(ill: dict[str, Any]) -> None:
+    # What JSON has for infinity, where the compiled answer is NaN or of another shape.
+    page = to_html({**ill, "comparison": {**ill["comparison"], "max_abs": "inf", "verdict": "has NaN"}})
+    assert ">inf</b>has NaN" in page

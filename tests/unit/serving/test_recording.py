@@ -152,3 +152,11 @@ def test_package_and_check_know_the_hook(tmp_path) -> None:
         files_named_by(config)
     (tmp_path / "my_scrub.py").write_text(SCRUB)
     assert tmp_path / "my_scrub.py" in files_named_by(config)
+
+
+def test_requests_to_other_urls_are_not_kept(archive, tmp_path) -> None:
+    made, handler = started(archive, tmp_path / "kept")
+    headers = [{"explain": "False", "url_path": "v1/embeddings"}, {"explain": "True"}, {"explain": "False"}]
+    made.handle_with(handler, [ROWS, ROWS, ROWS], headers)
+    found = counts(handler)
+    assert (found["kept"], found["dropped"]) == (1, 2) and "another URL" in found["reason"]

@@ -20,6 +20,7 @@ from torchserve_openvino.errors import BlankPictureError, ModelLoadError
 from torchserve_openvino.generation.graph_calls import GraphCalls
 from torchserve_openvino.generation.images.pictures import _picture
 from torchserve_openvino.generation.images.pipeline_graphs import SafetyGraph, SafetyStandIn
+from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.tasks.pictures.handler import ImageGenerator
 
 OPENAI = "v1/images/generations"
@@ -322,3 +323,16 @@ def test_the_documented_request_gets_an_answer_of_the_documented_form(worker) ->
         return worker.respond(httpx.Request("POST", sent.url, json=json.loads(sent.content) | {"steps": 2}))
 
     assert python_answer("image_generator", respond)["data"] == answer["data"]
+
+
+def test_nobody_s_picture_is_not_made_to_its_end(worker) -> None:
+    steps: list[int] = []
+
+    def is_gone() -> bool:
+        steps.append(1)
+        return len(steps) > 2
+
+    request = Request({"body": {"prompt": "a cat", "steps": 8, "n": 3}}, {"explain": "False"}, is_gone=is_gone)
+    (answer,) = worker.handler._openvino.answer([request])
+    assert answer.status == 503 and "hung up" in str(answer.error) and len(steps) == 3
+    assert worker.one({"prompt": "a cat", "steps": 2, "seed": 1})

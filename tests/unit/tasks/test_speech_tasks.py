@@ -152,7 +152,8 @@ def test_openais_form(worker: Worker) -> None:
         ({**form, "prompt": b"\xff"}, TRANSCRIPTIONS),
     )  # fmt: skip
     types = [worker.made.context.get_response_content_type(place) for place in range(5)]
-    assert types == ["application/json", "text/plain", "application/json", "text/vtt", "text/plain"]
+    plain = "text/plain; charset=utf-8"
+    assert types == ["application/json", plain, "application/json", "text/vtt; charset=utf-8", plain]
     assert answers[0] == {"text": text} and answers[1] == text + "\n" and answers[5] == bare
     verbose = answers[2]
     assert verbose["text"] == timed["text"] and verbose["duration"] == 3.1 and verbose["task"] == "transcribe"
@@ -277,7 +278,7 @@ def test_subtitles() -> None:
     assert made["srt"] == (
         "1\n00:00:00,000 --> 00:00:01,500\nAda -> lived.\n\n2\n01:01:01,250 --> 01:01:02,000\nIn\nLondon\n\n"
     )
-    assert made["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAda -> lived.\n\n01:01:01.250")
+    assert made["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAda --&gt; lived.\n\n01:01:01.250")
     verbose = endpoints.body(transcripts, endpoints.AnswerForm("verbose_json", "translate", 0.2))[0]
     assert verbose["language"] == "english" and [each["id"] for each in verbose["segments"]] == [0, 1]
     assert verbose["segments"][0]["temperature"] == 0.2 and verbose["segments"][0]["compression_ratio"] > 0
@@ -289,3 +290,12 @@ def test_parameters_of_the_generation_may_stand_apart() -> None:
     )
     asked = parameters_of(SpeechParameters, found)
     assert (asked.language, asked.num_beams, asked.task) == ("de", 2, "transcribe")
+
+
+def test_subtitles_hold_what_was_said() -> None:
+    said = Segment(0.0, 1.5, "if x <b and c> d & --> e", (1,))
+    transcript = Transcript("", None, (said,), "english", 2.0)
+    vtt, kind = endpoints.body(transcript, endpoints.AnswerForm("vtt", "transcribe", 0.0))
+    assert "if x &lt;b and c&gt; d &amp; --&gt; e" in vtt and kind == "text/vtt; charset=utf-8"
+    srt, kind = endpoints.body(transcript, endpoints.AnswerForm("srt", "transcribe", 0.0))
+    assert "if x <b and c> d & -> e" in srt and kind == "text/plain; charset=utf-8"

@@ -100,6 +100,9 @@ class Recorder:
                 due = self._seen % self._section.every == 0
             if not due:
                 continue
+            if request.explains or request.path:
+                self._count("dropped", "a request was sent to another URL than the model's own, where it can't be sent")
+                continue
             body = _body(request.row)
             if body is None:
                 self._count("dropped", "a request has several parts, and only one with a body can be sent again")

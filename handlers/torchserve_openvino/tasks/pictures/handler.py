@@ -1,11 +1,12 @@
 """Generates pictures with a diffusers pipeline: a prompt in, PNG or JSON out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torchserve_openvino.errors import (
+    BusyError,
     InvalidInputError,
     ItemError,
     ModelLoadError,
@@ -166,13 +167,21 @@ class ImageGenerator(TaskHandler):
         wish = self.limits.validate(prompt, parameters)
         if wish.stream and not (plain and request.has_own_status):
             raise InvalidInputError("stream: true needs HTTP, without an envelope")
-        return self.watched(lambda: self._made(wish, events, as_png=wish.png and plain and path != _OPENAI))
+        as_png = wish.png and plain and path != _OPENAI
+        return self.watched(lambda: self._made(wish, events, request.is_gone, as_png=as_png))
 
-    def _made(self, wish: ImageRequest, events: PictureEvents, *, as_png: bool) -> Any:
+    def _made(self, wish: ImageRequest, events: PictureEvents, is_gone: Callable[[], bool], *, as_png: bool) -> Any:
         entries: list[dict[str, Any]] = []
         count = len(wish.seeds)
         for number, seed in enumerate(wish.seeds, 1):
-            on_step = (lambda step, steps, at=number: events.progress(at, count, step, steps)) if wish.stream else None
+
+            def on_step(step: int, steps: int, at: int = number) -> None:
+                if is_gone():
+                    # Others wait, and a picture takes minutes.
+                    raise BusyError("the client hung up")
+                if wish.stream:
+                    events.progress(at, count, step, steps)
+
             data = png(self.maker.make(wish.settings, seed, on_step), seed)
             if as_png:
                 return Response(data, "image/png")

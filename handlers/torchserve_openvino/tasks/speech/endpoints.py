@@ -1,8 +1,10 @@
 """OpenAI's endpoints for speech: forms with a file in; JSON, text or subtitles out."""
 
+import html
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError
@@ -78,10 +80,14 @@ def body(transcripts: Transcript, form: AnswerForm) -> tuple[Any, str]:
     if form.name == "verbose_json":
         return _verbose(transcripts, form), "application/json"
     if form.name == "srt":
-        return _subtitles(_said(transcripts), ",", ""), "text/plain"
+        return _subtitles(_said(transcripts), ",", ""), _PLAIN
     if form.name == "vtt":
-        return _subtitles(_said(transcripts), ".", "WEBVTT\n\n"), "text/vtt"
-    return transcripts.text + "\n", "text/plain"
+        return _subtitles(_said(transcripts), ".", "WEBVTT\n\n"), "text/vtt; charset=utf-8"
+    return transcripts.text + "\n", _PLAIN
+
+
+# Without a charset, some clients read Latin 1.
+_PLAIN = "text/plain; charset=utf-8"
 
 
 def _said(transcripts: Transcript) -> list[Segment]:
@@ -122,13 +128,19 @@ def _compression(text: str) -> float:
 def _subtitles(segments: Sequence[Segment], point: str, head: str) -> str:
     """Returns SubRip or WebVTT."""
     numbered = not head
+    # WebVTT has tags; the arrow is between times in both.
+    written: Callable[[str], str] = partial(html.escape, quote=False) if not numbered else _without_arrow
     cues = [
         (f"{number}\n" if numbered else "")
         + f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n"
-        + f"{segment.text.strip().replace('-->', '->')}\n\n"
+        + f"{written(segment.text.strip())}\n\n"
         for number, segment in enumerate(segments, 1)
     ]
     return head + "".join(cues)
+
+
+def _without_arrow(text: str) -> str:
+    return text.replace("-->", "->")
 
 
 def _time(seconds: float, point: str) -> str:
