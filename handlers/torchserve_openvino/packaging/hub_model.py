@@ -156,7 +156,11 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield path.relative_to(folder)
         elif path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
             yield path.relative_to(folder)
-    for name in hub.module_folders(folder):
+    try:
+        modules = hub.module_folders(folder)
+    except ModelLoadError as error:
+        raise PackagingError(f"--hf: {error}") from error
+    for name in modules:
         yield from (path.relative_to(folder) for path in sorted((folder / name).glob("*.json")))
 
 

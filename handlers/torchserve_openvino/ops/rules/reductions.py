@@ -65,22 +65,27 @@ def _traced_sum(x: Any, dims: Any = None, keepdim: bool = False, *, dtype: torch
     return torch.sum(x, dims or list(range(x.dim())), keepdim, dtype=dtype)
 
 
-def _of_floats_as_integers(total: Callable[..., Any]) -> Callable[..., Any]:
+def _sum_of_floats_as_integers(
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
     """Casts floats by an operator of its own, whose values are checked: OpenVINO adds floats, and casts the sum."""
-
-    def decomposed(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        if dtype is None or dtype.is_floating_point or not x.is_floating_point():
-            return NotImplemented
-        return total(x, *args, dtype=dtype, **kwargs)
-
-    return decomposed
+    if dtype is None or dtype.is_floating_point or not x.is_floating_point():
+        return NotImplemented
+    return _sum(x, dim, keepdim, dtype=dtype)
 
 
-for _total, _op in ((_sum, aten.sum.dim_IntList), (_sum_of_all, aten.sum.default)):
-    _rule = Rule(
-        decompose=_of_floats_as_integers(_total), decompose_traced=_total, traced=TracedCall("sum", _traced_sum)
-    )
-    declare(_rule, _op)
+def _sum_over_no_dimensions(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return aten.sum.dim_IntList(x, [], dtype=dtype)
+
+
+declare(
+    Rule(decompose=_sum_of_floats_as_integers, decompose_traced=_sum, traced=TracedCall("sum", _traced_sum)),
+    aten.sum.dim_IntList,
+)
+declare(
+    Rule(decompose=_sum_over_no_dimensions, decompose_traced=_sum_of_all, traced=TracedCall("sum", _traced_sum)),
+    aten.sum.default,
+)
 
 
 def _fraction(node: Node) -> str | None:
