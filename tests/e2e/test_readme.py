@@ -128,6 +128,14 @@ class Tokens(nn.Module):
         return self.last(self.embed(ids).mean(1))
 
 
+PICTURES = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU())
+"""
+
+
 @pytest.mark.slow
 def test_doctor(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(DOCTORED)
@@ -140,7 +148,12 @@ def test_doctor(tmp_path: Path) -> None:
     program = torch.export.export(Tokens().eval(), (), {"ids": torch.zeros(1, 128, dtype=torch.int64)})
     torch.export.save(program, tmp_path / "bert.pt2")
     torch.jit.script(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())).save(tmp_path / "scripted.pt")
-    shutil.copy(tmp_path / "model-store" / "cats.mar", tmp_path / "net.mar")
+    (tmp_path / "pictures.py").write_text(PICTURES)
+    (tmp_path / "pictures.yaml").write_text("handler: {openvino: {warmup: {inputs: [{shape: [3, 224, 224]}]}}}\n")
+    torch.save(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).state_dict(), tmp_path / "p.pth")
+    run("torchserve-openvino package --model-name net --model-file pictures.py --serialized-file p.pth "
+        "--config-file pictures.yaml", tmp_path)  # fmt: skip
+    shutil.copy(tmp_path / "model-store" / "net.mar", tmp_path / "net.mar")
     lines = [line.partition("#")[0].strip() for line in commands() if line.startswith("torchserve-openvino doctor")]
     # 2: an operator falls back, which doctor reports.
     codes = {"model-store/cats.mar": 0, "model.py:make_model": 2, "bert.pt2": 0, "scripted.pt": 0, "--write-mapping": 2,
