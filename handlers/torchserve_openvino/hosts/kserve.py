@@ -50,7 +50,7 @@ from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
 _V1: EnvelopeKind = "json"
 _V2: EnvelopeKind = "kservev2"
 _LIST = "/v1/models"
-_GRPC = {
+_GRPC: dict[int, StatusCode] = {
     HTTPStatus.NOT_FOUND: StatusCode.NOT_FOUND,
     HTTPStatus.NOT_IMPLEMENTED: StatusCode.UNIMPLEMENTED,
     HTTPStatus.SERVICE_UNAVAILABLE: StatusCode.UNAVAILABLE,
@@ -198,9 +198,8 @@ def _failure(status: int, content: Any, over_grpc: bool) -> Exception:
     )
     if not over_grpc:
         return HTTPException(status, message)
-    known = {int(code): answer for code, answer in _GRPC.items()}
     code = StatusCode.INTERNAL if status >= HTTPStatus.INTERNAL_SERVER_ERROR else StatusCode.INVALID_ARGUMENT
-    return GrpcException(message, known.get(status, code))
+    return GrpcException(message, _GRPC.get(status, code))
 
 
 def listen_on(host: str) -> None:

@@ -16,9 +16,12 @@ import transformers
 from task_worker import Worker
 
 from hub_models import minilm, text_model
+from torchserve_openvino.errors import BusyError, InvalidInputError
+from torchserve_openvino.hosts.http import STANDARD
 from torchserve_openvino.packaging.hub_model import check_loads, hub_model
 from torchserve_openvino.tasks.standard.embeddings import TeiEmbed
-from torchserve_openvino.tasks.standard.form import Counted, ModelFacts
+from torchserve_openvino.tasks.standard.form import Counted, ModelFacts, refusal_form
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 from torchserve_openvino.tasks.text.classifier import TextClassifier
 from torchserve_openvino.tasks.text.embedder import SentenceEmbedder
 from torchserve_openvino.tasks.text.reranker import Reranker
@@ -433,3 +436,17 @@ def test_a_task_without_forms_knows_its_path_only_as_a_model_list(tmp_path: Path
     plain: Callable[[str], tuple[int, Any]] = lambda path: one(worker, path, {"inputs": "a [MASK]"})
     assert plain("") == plain("as/before")
     assert plain("v1/embeddings")[0] == 404 and plain("v1/models")[1]["data"][0]["id"] == "net"
+
+
+@pytest.mark.parametrize("task", [SentenceEmbedder, Reranker, TextClassifier])
+def test_hosts_refuse_in_the_form_of_the_task(task: Any) -> None:
+    # A host's front process knows paths only; the task knows its endpoints.
+    paths = [path for path in STANDARD if path.rpartition("/")[2] in {endpoint.path for endpoint in task.endpoints}]
+    # Whose a request to this one is, the body decides; only TEI's clients send it there.
+    paths = [path for path in paths if path != "rerank"]
+    assert paths
+    for path in paths:
+        for error in (BusyError("full"), InvalidInputError("odd")):
+            by_path, by_task = form_of_path(path), refusal_form(task.endpoints, path)
+            assert by_path is not None and by_task is not None
+            assert by_path(error) == by_task(error), path

@@ -74,12 +74,12 @@ class RecordSection(Section):
 BATCH = "batch"
 
 
-_LARGEST_FLOAT = 3.4028234663852886e38
 # The least and the largest value of each type that has them.
 _RANGES: dict[str, tuple[float, float]] = {
     "uint8": (0, 255), **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     "float16": (-65504.0, 65504.0), "bfloat16": (-3.3895313892515355e38, 3.3895313892515355e38),
-    "float32": (-_LARGEST_FLOAT, _LARGEST_FLOAT), "float64": (-1.7976931348623157e308, 1.7976931348623157e308),
+    "float32": (-3.4028234663852886e38, 3.4028234663852886e38),
+    "float64": (-1.7976931348623157e308, 1.7976931348623157e308),
 }  # fmt: skip
 
 

@@ -43,8 +43,8 @@ from torchserve_openvino.serving.requests.messages import (
     unavailable,
     unhealthy_reason,
 )
-from torchserve_openvino.serving.requests.refusals import refusal, with_error
-from torchserve_openvino.tasks.standard.refusal_forms import RefusalForm, form_of_path
+from torchserve_openvino.serving.requests.refusals import RefusalForm, refusal, with_error
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 logger = logging.getLogger(__name__)
 

@@ -233,10 +233,6 @@ def _first_violation(nodes: Sequence[Node], inputs: Mapping[str, int], size: int
         elif node.op == "call_function":
             operands = [bounds[source] for source in node.all_input_nodes if _integers(source)]
             bounds[node] = _bound(node, bounds, size) if _integers(node) else _highest(node, size)
-            if _is_computed(node):
-                if bounds[node] > INT32_MAX:
-                    return _Violation(node, bounds[node], INT32_MAX)
-                continue
             most, value = _exposed(node, operands, bounds[node])
             if value > most:
                 return _Violation(node, value, most)
@@ -252,6 +248,8 @@ def _highest(node: Node, size: int) -> int:
 
 def _exposed(node: Node, operands: list[int], result: int) -> tuple[int, int]:
     """Returns the largest integer for which a node is exact, and the largest that it processes."""
+    if _is_computed(node):
+        return INT32_MAX, result
     name = op_name(node.target)
     movement = rule_of(name).movement
     if not _integers(node):

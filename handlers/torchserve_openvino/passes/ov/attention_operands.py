@@ -91,10 +91,8 @@ def _joined_operands(value: ov.Output, until: str = "") -> list[ov.Input]:
         kind = node.get_type_name()
         if kind == until:
             return operands
-        if kind in _BY_CHANNEL:
-            pass
-        elif kind in JOINS:
-            operands += [port for port in node.inputs() if port.get_index() != index]
+        if kind in JOINS:
+            operands += [port for port in node.inputs() if port.get_index() != index and kind not in _BY_CHANNEL]
         elif kind not in MOVES or index != 0:
             break
         value = node.output(0)

@@ -14,12 +14,11 @@ from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.envelopes import Content, Envelope, status_of
 from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.messages import JSON, Request, Response
-from torchserve_openvino.serving.requests.refusals import refusal, shortened, with_error, with_request_id
+from torchserve_openvino.serving.requests.refusals import RefusalForm, refusal, shortened, with_error, with_request_id
 from torchserve_openvino.serving.requests.response_body import check_length, finite, sendable
 
 logger = logging.getLogger(__name__)
 
-RefusalForm = Callable[[ItemError], dict[str, Any]]
 AnswerItems = Callable[[list[Any], Sequence[Request]], list[Any]]
 
 

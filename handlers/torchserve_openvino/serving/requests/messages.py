@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.requests.refusals import refusal, with_request_id
+from torchserve_openvino.serving.requests.refusals import RefusalForm, refusal, with_request_id
 
 EnvelopeKind = Literal["json", "kserve", "kservev2"]
 
@@ -155,7 +155,7 @@ def request_id(claimed: str | None) -> str:
     return claimed if claimed and _ID.fullmatch(claimed) else uuid.uuid4().hex
 
 
-def unavailable(reason: str, name: str = "", form: Callable[[ItemError], dict[str, Any]] | None = None) -> Response:
+def unavailable(reason: str, name: str = "", form: RefusalForm | None = None) -> Response:
     """Returns the response (503) to a request that may succeed later.
 
     Args:

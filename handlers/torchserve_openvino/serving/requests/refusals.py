@@ -1,8 +1,12 @@
 """Bodies of refusals. Nothing here needs torch, so that a server without it can refuse, too."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
+
+# Makes the body of a refusal, as a client reads it.
+RefusalForm = Callable[[ItemError], dict[str, Any]]
 
 # Characters of the message in a refusal.
 _LONGEST_MESSAGE = 2000

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, PayloadTooLargeError
 from torchserve_openvino.serving.requests.isolation import isolated
+from torchserve_openvino.serving.requests.refusals import RefusalForm
 from torchserve_openvino.tasks.arrays import Arrays
 from torchserve_openvino.tasks.openai import (
     MODELS,
@@ -21,7 +22,7 @@ from torchserve_openvino.tasks.openai import (
     unknown_path,
 )
 from torchserve_openvino.tasks.request_body import OWN_FIELDS
-from torchserve_openvino.tasks.standard.refusal_forms import RefusalForm, tei_error
+from torchserve_openvino.tasks.standard.refusal_forms import tei_error
 
 _VERSIONS = ("v1/", "v2/")
 T = TypeVar("T")

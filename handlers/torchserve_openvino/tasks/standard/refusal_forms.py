@@ -1,14 +1,11 @@
 """How standard clients read refusals. It needs no torch: hosts refuse requests that no task has seen."""
 
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 from torchserve_openvino.errors import BusyError, ItemError
-from torchserve_openvino.serving.requests.refusals import plain_refusal, shortened, with_error
+from torchserve_openvino.serving.requests.refusals import RefusalForm, plain_refusal, shortened, with_error
 from torchserve_openvino.tasks.openai import openai_error
-
-RefusalForm = Callable[[ItemError], dict[str, Any]]
 
 
 def tei_error(error: ItemError) -> dict[str, Any]:
