@@ -202,9 +202,10 @@ class HubHandler(ItemHandler):
         def read() -> tuple[type[Form] | None, Any]:
             if is_model_list(path):
                 return ModelList, path
-            value = body(_opened(item))
-            if self.endpoints:
-                value = parsed(value, max_bytes, self.size_key)
+            if not self.endpoints:
+                # Judged first: what is sent there, such as a form with a file, may be nothing that this task reads.
+                return form_for((), path, None), body(_opened(item))
+            value = parsed(body(_opened(item)), max_bytes, self.size_key)
             return form_for(self.endpoints, path, value), value
 
         kind, value = in_form(refusal_form(self.endpoints, path), read)

@@ -114,12 +114,46 @@ def test_recordings_in_company_are_heard_as_alone_by_the_model(eager, in_pieces,
 @pytest.mark.slow
 def test_what_a_text_goes_on_from(tmp_path: Path) -> None:
     eager = opened(whisper(tmp_path, condition_on_prev_tokens=True))
-    assert not eager.joins(TranscriptionSettings(), short=False) and eager.joins(TranscriptionSettings(), short=True)
+    plain, timed = TranscriptionSettings(), TranscriptionSettings(timestamps=True)
+    assert not eager.joins(plain, short=False) and eager.joins(plain, short=True)
+    # Several passes, each padded to the others' texts.
+    assert not eager.joins(timed, short=True)
+    # Before the text of a later pass, up to half of the 40 places are taken.
+    eager.check(TranscriptionSettings(max_new_tokens=16), eager.sound(LONG[0]))
+    with pytest.raises(InvalidInputError, match="of which 24 are its beginning: at most 16"):
+        eager.check(TranscriptionSettings(max_new_tokens=17), eager.sound(LONG[0]))
     in_pieces = eager.like(stand_in(eager.model, WhisperDecoder(eager.model, (2,))), lambda: None)
     for samples in LONG:
         sound = eager.sound(samples)
         wanted = TranscriptionSettings(timestamps=True, max_new_tokens=12)
         assert in_pieces.transcribe([sound], wanted) == eager.transcribe([sound], wanted)
+
+
+@pytest.mark.parametrize("changes", [{"return_timestamps": False}, {"max_length": None}])
+def test_what_the_models_own_settings_leave_open_or_forbid(tmp_path: Path, changes: dict[str, Any]) -> None:
+    # Times are needed to go on by; without a length, `generate` stops after 20 tokens.
+    heard = opened(whisper(tmp_path, **changes))
+    wanted = opened(whisper(tmp_path / "plain"))
+    for samples, settings in (
+        (LONG[0], TranscriptionSettings()),
+        (SHORT[1], TranscriptionSettings()),
+        (SHORT[2], WANTED["prompt"]),
+    ):
+        sound = heard.sound(samples)
+        heard.check(settings, sound)
+        assert heard.transcribe([sound], settings) == wanted.transcribe([sound], settings)
+
+
+def test_a_prompt_takes_its_room_of_the_models_own_length(eager: SpeechModel, tmp_path: Path) -> None:
+    heard, sound = opened(whisper(tmp_path, max_new_tokens=35)), eager.sound(SHORT[2])
+    (text,), (wanted,) = (each.transcribe([sound], WANTED["prompt"]) for each in (heard, eager))
+    assert wanted.text.startswith(text.text)
+
+
+@pytest.mark.parametrize("key", ["logprob_threshold", "no_speech_threshold"])
+def test_settings_that_need_scores_are_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"generation_config.json sets {key}"):
+        opened(whisper(tmp_path, **{key: -1.0}))
 
 
 def test_groups(eager: SpeechModel) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import io
 import json
 import struct
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import soxr
 import torch
 import transformers
@@ -18,11 +20,12 @@ from task_worker import Worker
 from documents import python_answer, same_form, schema_problems, task_examples
 from hub_audio_models import RATE, audio_model, encoded, lively, recording, wav2vec2_config
 from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PayloadTooLargeError
 from torchserve_openvino.serving.shapes.plan import shapes_of
 from torchserve_openvino.tasks.audio.audio_handler import AudioHead
 from torchserve_openvino.tasks.audio.classifier import AudioClassifier
 from torchserve_openvino.tasks.audio.recognizer import SpeechRecognizer
+from torchserve_openvino.tasks.audio.sound import RecordingLimits, samples_of
 from torchserve_openvino.tasks.catalog import guessed
 
 HANDLERS = {each.task: each for each in (AudioClassifier, SpeechRecognizer)}
@@ -262,6 +265,58 @@ def test_each_bad_request_gets_its_own_status(serve) -> None:
     for number, ((_, status, part), answer) in enumerate(zip(bad, answers[1:], strict=True), 1):
         assert (worker.status(number), part in answer["message"]) == (status, True), answer
     close(answers[0], worker.one(FILES[0]))
+
+
+def mp3(samples: np.ndarray, mode: str = "VARIABLE") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, 44_100, format="MP3", bitrate_mode=mode)
+    return file.getvalue()
+
+
+def without_table(file: bytes) -> bytes:
+    """An MP3 file without its first frame, which has the table of contents."""
+    return file[file.index(b"\xff\xfb", 4) :]
+
+
+LOUD, QUIET = recording(4.0, 1, rate=44_100), recording(4.0, 2, rate=44_100) * 1e-4
+ENOUGH = RecordingLimits(20.0, 1 << 24)
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+@pytest.mark.parametrize("rate", [RATE, 22_050])
+def test_compressed_recordings_are_heard_whole(mode: str, rate: int) -> None:
+    file = mp3(np.concatenate([LOUD, QUIET, LOUD]), mode)
+    tags = b"ID3\x04\x00\x00\x00\x00\x00\x08" + b"\xff\xfb\x90\x64" * 2
+    for whole in (file, tags + file + b"TAG" + bytes(125)):
+        assert len(samples_of(whole, rate, ENOUGH)) == 12 * rate
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        # What libsndfile takes for their lengths is 2, 4 and 30 seconds.
+        (without_table(mp3(np.concatenate([LOUD, QUIET]))), "has 8.0 s, and its header"),
+        (mp3(LOUD) + mp3(LOUD), "has 8.2 s, and its header 4.0 s"),
+        (mp3(LOUD)[: len(mp3(LOUD)) // 2], "cut off: its header states 4.0 s"),
+        *(
+            (form[: len(form) // 2], "cut off")
+            for kind in ("AIFF", "AU", "RF64", "W64", "OGG")
+            for form in [encoded(np.round(LOUD * 32767).astype(np.int16), kind=kind)]
+        ),
+        (encoded(RECORDINGS[0], kind="OGG") * 2, "several recordings, one after the other"),
+    ],
+)
+def test_recordings_that_libsndfile_would_cut_are_refused(file: bytes, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        samples_of(file, RATE, ENOUGH)
+
+
+def test_a_guess_that_is_too_long_is_no_reason_to_refuse() -> None:
+    # libsndfile guesses 17 seconds by the silence at the beginning.
+    file = without_table(mp3(np.concatenate([np.zeros(8 * 44_100, np.float32), LOUD])))
+    assert abs(len(samples_of(file, RATE, RecordingLimits(13.0, 1 << 24))) - 12 * RATE) < 0.2 * RATE
+    with pytest.raises(PayloadTooLargeError, match="more than .* the longest is 11 s"):
+        samples_of(file, RATE, RecordingLimits(11.0, 1 << 24))
 
 
 # --- models that are wrong --------------------------------------------------------------------------------------

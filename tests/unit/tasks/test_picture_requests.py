@@ -72,6 +72,7 @@ def test_a_seed_makes_the_same_picture_in_any_company(worker) -> None:
 PHOTO = text(photo(32, 32))
 REFUSED = [
     ({"prompt": "a", "steps": 9}, "steps is 9; the most is 8 (handler.openvino.image_generation.max_steps)"),
+    ({"prompt": "a", "steps": 3, "scheduler": "pndm"}, "steps is 3; this scheduler makes 4 at least"),
     ({"prompt": "a", "n": 4}, "n is 4; one request gets 3 pictures at most"),
     ({"prompt": "a", "size": "64x64"}, "size is 64x64; this model makes 32x32, 48x32"),
     ({"prompt": "a", "size": "big"}, "a size is width x height in pixels, such as 512x512, not 'big'"),

@@ -103,6 +103,12 @@ BAD: list[tuple[Any, int, str]] = [
     (asked(FILES[0], max_new_tokens=99), 400, "max_new_tokens is 99; this model writes 40 tokens"),
     (asked(FILES[0], num_beams=11), 400, "parameters.num_beams"),
     (asked(FILES[0], temperature=-1), 400, "parameters.temperature"),
+    (asked(FILES[0], temperature=0.5, num_beams=2), 400, "num_beams has no effect with a temperature above 0"),
+    (
+        {"inputs": ["AA=="] * 16, "parameters": {"prompt": "ab " * 40_000}},
+        413,
+        "tokenizer would read 1920000 characters",
+    ),
     (asked(FILES[0], top_k=3), 400, "unknown parameter 'top_k'"),
     (asked(FILES[0], language="de", generate_kwargs={"language": "en"}), 400, "'language' stands both"),
     (asked(FILES[0], generate_kwargs=3), 400, "parameters.generate_kwargs must be an object"),
@@ -150,6 +156,7 @@ def test_openais_form(worker: Worker) -> None:
         ({"file": "a text"}, TRANSCRIPTIONS),
         (form, "v1/audio/speech"),
         ({**form, "prompt": b"\xff"}, TRANSCRIPTIONS),
+        ({**form, "timestamp_granularities[]": b"segment"}, TRANSCRIPTIONS),
     )  # fmt: skip
     types = [worker.made.context.get_response_content_type(place) for place in range(5)]
     plain = "text/plain; charset=utf-8"
@@ -164,9 +171,9 @@ def test_openais_form(worker: Worker) -> None:
     assert answers[4].startswith("1\n00:00:00,") and answers[4].count(" --> ") == len(verbose["segments"])
     refused = [answer["error"]["message"] for answer in answers[6:]]
     parts = ["stream", "timestamp_granularities", "'xx'", "not a recording", "send a form", "not text", "no endpoint",
-             "not UTF-8"]  # fmt: skip
+             "not UTF-8", "no effect with response_format json"]  # fmt: skip
     assert [part for part, message in zip(parts, refused, strict=True) if part not in message] == []
-    assert [worker.status(place) for place in range(6, 14)] == [400, 400, 400, 415, 400, 400, 404, 400]
+    assert [worker.status(place) for place in range(6, 15)] == [400, 400, 400, 415, 400, 400, 404, 400, 400]
     assert answers[10]["error"]["param"] == "file"
 
 
@@ -243,8 +250,8 @@ def test_no_times_no_proof_and_weights_in_16_bits(tmp_path: Path) -> None:
     assert made.one(FILES[0]) == reference(ARRAYS[0].copy(), generate_kwargs={"num_beams": 1})
     refused = made.one(asked(FILES[0], return_timestamps=True))
     assert made.status() == 400 and "no_timestamps_token_id" in refused["message"]
-    made.one(FILES[1])
-    assert made.status() == 413
+    refused = made.one(FILES[1])
+    assert made.status() == 413 and "the longest is 2 s (the model's window: it writes no times" in refused["message"]
 
 
 def test_settings_and_models_that_are_not_served(tmp_path: Path) -> None:

@@ -120,6 +120,13 @@ class PictureMaker:
         steps = self._loaded.components["scheduler"].config.get("num_train_timesteps")
         return None if steps is None else int(steps)
 
+    def least_steps(self, settings: ImageSettings) -> int:
+        """The least steps that the scheduler of a picture can make."""
+        scheduler = self._scheduler(settings)
+        # Its first steps follow Runge and Kutta, each in four stages.
+        stages = type(scheduler).__name__ == "PNDMScheduler" and not scheduler.config.skip_prk_steps
+        return 4 if stages else 1
+
     def default(self, name: str, mode: Mode = "text") -> Any:
         """Returns the default of an argument of a pipeline, such as ``num_inference_steps``."""
         return inspect.signature(type(self._pipelines[mode]).__call__).parameters[name].default

@@ -26,7 +26,7 @@ class TranscriptionSettings:
         timestamps: Whether times are asked for.
         max_new_tokens: Most tokens of one window; None for the model's own limit.
         num_beams: Beams of the search; None for the model's own number.
-        temperature: 0 takes the best token; more draws one.
+        temperature: 0 takes the best token; more draws one, and has no beams.
         prompt: A text that comes before, in tokens.
     """
 
@@ -39,13 +39,13 @@ class TranscriptionSettings:
     prompt: tuple[int, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of ``generate``."""
+        """Returns the arguments of ``generate``, but for lengths and times."""
         settings: Mapping[str, Any] = {
-            "language": self.language, "task": self.task, "max_new_tokens": self.max_new_tokens,
-            "num_beams": self.num_beams, "prompt_ids": torch.tensor(self.prompt) if self.prompt else None,
+            "language": self.language, "task": self.task, "num_beams": self.num_beams,
+            "prompt_ids": torch.tensor(self.prompt) if self.prompt else None,
         }  # fmt: skip
         chosen = {name: value for name, value in settings.items() if value is not None}
-        return {**QUIET, **chosen, "return_timestamps": self.timestamps or None, "temperature": self.temperature}
+        return {**QUIET, **chosen, "temperature": self.temperature}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from torchserve_openvino.generation.speech.recordings import Passes, Segment, So
 
 # Tokens at the beginning of a text: start, language, task, no timestamps.
 _BEGINNING = 4
+# Settings by which `generate` drops or repeats a text for its scores, which a compiled model does not return.
+_NEED_SCORES = ("logprob_threshold", "no_speech_threshold")
 
 
 class SpeechModel:
@@ -47,6 +49,12 @@ class SpeechModel:
                 f"{frames} of {bins}."
             )
         self.window = float(extractor.chunk_length)
+        for key in _NEED_SCORES:
+            if getattr(self._settings, key, None) is not None:
+                raise ModelLoadError(
+                    f"generation_config.json sets {key}, for which each text's scores would have to be kept; that is "
+                    "not served. Remove it there."
+                )
 
     def like(self, model: Any, forget: Callable[[], object]) -> "SpeechModel":
         """Returns the same with a stand-in for the model."""
@@ -86,9 +94,36 @@ class SpeechModel:
     def joins(self, settings: TranscriptionSettings, *, short: bool) -> bool:
         """Whether a recording may be transcribed with others, and the text is the one that it has alone."""
         beams = settings.num_beams or getattr(self._settings, "num_beams", None) or 1
-        # Longer recordings that go on from their own text are padded to each other's.
-        alone = not short and bool(getattr(self._settings, "condition_on_prev_tokens", None))
+        # Where a pass goes on from the text of the one before, texts are padded to each other's. Short recordings take
+        # several passes where they are cut into segments.
+        alone = self._conditioned and (not short or settings.timestamps)
         return beams == 1 and settings.temperature == 0 and not alone
+
+    @property
+    def _conditioned(self) -> bool:
+        """Whether each pass over a recording goes on from the text of the one before."""
+        return bool(getattr(self._settings, "condition_on_prev_tokens", None))
+
+    def _beginning(self, settings: TranscriptionSettings, *, short: bool) -> int:
+        """Returns the most tokens that stand before those that a pass writes."""
+        before = len(settings.prompt)
+        if self._conditioned and (not short or settings.timestamps):
+            before = max(before, int(self.model.config.max_target_positions) // 2)
+        return _BEGINNING + before
+
+    def _lengths(self, settings: TranscriptionSettings, *, short: bool) -> dict[str, int]:
+        """Returns how long the text of one pass may become, as arguments of ``generate``.
+
+        Where neither the request nor the model says, it is as long as the model can write; ``generate`` itself would
+        stop after 20 tokens.
+        """
+        if settings.max_new_tokens is not None:
+            return {"max_new_tokens": settings.max_new_tokens}
+        most = int(self.model.config.max_target_positions)
+        own = self._settings.max_new_tokens
+        if own is not None:
+            return {"max_new_tokens": min(int(own), most - self._beginning(settings, short=short))}
+        return {} if self._settings.max_length is not None else {"max_length": most}
 
     def language(self, name: str) -> str:
         """Returns a language's token.
@@ -101,7 +136,7 @@ class SpeechModel:
         """
         if not self.languages:
             raise InvalidInputError("language: this model knows one language only; leave it out")
-        codes = {full: code for code, full in language_names().items()}
+        codes = language_codes()
         plain = name.strip().lower()
         token = plain if plain.startswith("<|") else f"<|{codes.get(plain, plain)}|>"
         if token in self.languages:
@@ -150,7 +185,7 @@ class SpeechModel:
                 "no_timestamps_token_id"
             )
         most = int(self.model.config.max_target_positions)
-        begin = _BEGINNING + len(settings.prompt)
+        begin = self._beginning(settings, short=self._short(sound))
         if begin + (settings.max_new_tokens or 1) > most:
             raise InvalidInputError(
                 f"max_new_tokens is {settings.max_new_tokens}; this model writes {most} tokens for each window of "
@@ -201,6 +236,7 @@ class SpeechModel:
             torch.cat([nn.functional.pad(tensor, (0, frames - tensor.shape[-1])) for tensor in column])
             for column in zip(*((sound.features, sound.mask) for sound in sounds), strict=True)
         )
+        short = self._short(sounds[0])
         passes = Passes(max(sound.seconds for sound in sounds))
         # Not in inference mode, whose tensors the compiled model would copy.
         try:
@@ -210,6 +246,9 @@ class SpeechModel:
                     attention_mask=mask,
                     return_segments=True,
                     monitor_progress=passes,
+                    # Those longer than a window need times to go on by, whatever the model's own settings say.
+                    return_timestamps=True if settings.timestamps or not short else None,
+                    **self._lengths(settings, short=short),
                     **settings.arguments(),
                 )
         finally:
@@ -293,3 +332,10 @@ def language_names() -> dict[str, str]:
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     return dict(LANGUAGES)
+
+
+def language_codes() -> dict[str, str]:
+    """Returns codes of languages by their English names, of which some languages have several."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    return dict(TO_LANGUAGE_CODE)

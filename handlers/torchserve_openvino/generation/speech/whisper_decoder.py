@@ -113,8 +113,10 @@ class WhisperDecoder:
 
         The last result is kept: transformers encodes a window twice to find its language.
         """
-        if self._heard is not None and torch.equal(self._heard[0], features):
-            return self._heard[1]
+        # Read once: requests may come in several threads.
+        heard = self._heard
+        if heard is not None and torch.equal(heard[0], features):
+            return heard[1]
         split = self._split(len(features))
         blocks = [self.encoder(features=_rows(features, *block))[: block[1]] for block in split]
         states = torch.cat(blocks) if len(blocks) > 1 else blocks[0]

@@ -4,7 +4,6 @@ soundfile decodes (libsndfile: WAV, FLAC, Ogg, AIFF, MP3 and others), soxr resam
 """
 
 import io
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import soundfile
 import soxr
 
 from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError, UnsupportedMediaTypeError
+from torchserve_openvino.tasks.audio.containers import mpeg_length, ogg_problem, stated_size
 from torchserve_openvino.tasks.payloads import from_base64
 
 SECTION = "handler.openvino.audio"
@@ -25,12 +25,12 @@ _MOST_SAMPLES = 60_000_000
 # libsndfile's numbers of errors that mean another kind of file, not a damaged one: unrecognized, an unsupported
 # encoding, and what looked like MP3 by its first bytes alone.
 _UNKNOWN = frozenset({1, 4, 7})
-# Programs that write a WAV file into a pipe don't know its size, and state about the largest one.
-_STREAMED = 0x7FFF0000
 # libsndfile's number of frames where the header states none.
 _NO_COUNT = 1 << 62
-# Formats whose number of frames is an estimate.
-_ESTIMATED = frozenset({"MP3", "MPEG"})
+# Samples of MP3 that are counted beyond the longest recording: some frames.
+_MARGIN = 16_384
+# libsndfile's names of the format whose number of frames it estimates.
+_MPEG = frozenset({"MP3", "MPEG"})
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,17 @@ def samples_of(value: Any, rate: int, limits: RecordingLimits) -> np.ndarray:
         raise PayloadTooLargeError(
             f"the recording has {len(value)} bytes; the most is {limits.bytes} ({SECTION}.max_bytes)"
         )
-    samples, sampling_rate = _decoded(bytes(value), limits)
-    _check_finite(samples)
-    if sampling_rate != rate:
-        samples = soxr.resample(samples, sampling_rate, rate)
-        # The filter can overflow where samples are close to the largest float.
-        _check_finite(samples)
-    return np.ascontiguousarray(samples, dtype=np.float32)
+    return _decoded(bytes(value), rate, limits)
 
 
-def _decoded(data: bytes, limits: RecordingLimits) -> tuple[np.ndarray, int]:
-    """Returns the samples of an audio file, mixed to one channel, and its sampling rate."""
-    _check_wave(data, limits)
+def _decoded(data: bytes, rate: int, limits: RecordingLimits) -> np.ndarray:
+    """Returns the samples of an audio file, mixed to one channel and resampled."""
+    _check_whole(data, limits)
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            return _read(file, limits), file.samplerate
+            _check_header(file)
+            length = _length(file, data, limits)
+            return np.ascontiguousarray(_read(file, length, rate, limits), dtype=np.float32)
     except soundfile.LibsndfileError as error:
         if error.code in _UNKNOWN:
             raise UnsupportedMediaTypeError(
@@ -101,60 +97,96 @@ def _decoded(data: bytes, limits: RecordingLimits) -> tuple[np.ndarray, int]:
         ) from error
 
 
-def _read(file: Any, limits: RecordingLimits) -> np.ndarray:
-    rate, frames = file.samplerate, file.frames
-    if not _RATES[0] <= rate <= _RATES[1]:
-        raise InvalidInputError(f"the recording's sampling rate is {rate} Hz; it must be {_RATES[0]} to {_RATES[1]} Hz")
-    if frames == 0:
+def _check_header(file: Any) -> None:
+    if not _RATES[0] <= file.samplerate <= _RATES[1]:
+        raise InvalidInputError(
+            f"the recording's sampling rate is {file.samplerate} Hz; it must be {_RATES[0]} to {_RATES[1]} Hz"
+        )
+    if file.frames == 0:
         raise InvalidInputError("the recording is empty: it has no samples")
-    if frames >= _NO_COUNT:
+    if file.frames >= _NO_COUNT:
         # soundfile can't read on at the end of such a file.
         raise InvalidInputError("the recording's header does not state its length, as of a FLAC file from a pipe")
-    if frames > limits.seconds * rate:
-        raise _too_long(frames / rate, limits)
-    if frames > _MOST_SAMPLES:
+
+
+def _length(file: Any, data: bytes, limits: RecordingLimits) -> range:
+    """Returns how many samples of one channel a file has to give: a range where decoders may differ.
+
+    Raises:
+        PayloadTooLargeError: They are more than allowed.
+        InvalidInputError: libsndfile would leave some out.
+    """
+    rate, frames = file.samplerate, file.frames
+    counted, slack = frames, 0
+    if file.format in _MPEG:
+        try:
+            mpeg = mpeg_length(data, int(limits.seconds * rate) + _MARGIN)
+        except ValueError as error:
+            raise InvalidInputError(f"the recording is damaged: {error}") from error
+        if mpeg is None:
+            # Of a free bit rate, which `_read` takes as it comes.
+            return range(1, _MOST_SAMPLES + 1)
+        counted, slack = mpeg.samples, mpeg.slack
+        if mpeg.stated is not None and mpeg.stated > counted + slack and counted <= limits.seconds * rate:
+            raise InvalidInputError(
+                f"the recording is cut off: its header states {mpeg.stated / rate:.1f} s, {counted / rate:.1f} s follow"
+            )
+    if counted - slack > limits.seconds * rate:
+        raise _too_long(counted / rate, limits, "more than " if slack else "")
+    if counted > _MOST_SAMPLES:
         raise _too_many(rate)
-    step = max(1, _BLOCK // file.channels)
+    if frames < counted - slack:
+        raise InvalidInputError(
+            f"the recording has {counted / rate:.1f} s, and its header {frames / rate:.1f} s, as where files were "
+            "joined, or the bit rate varies without a table; write it anew, as `ffmpeg -i in.mp3 -c copy out.mp3` does"
+        )
+    return range(counted - slack, counted + slack + 1)
+
+
+def _read(file: Any, length: range, rate: int, limits: RecordingLimits) -> np.ndarray:
+    step, read = max(1, _BLOCK // file.channels), 0
+    # Block by block: of a recording at a high rate, all samples would be many times those that the model hears.
+    stream = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32") if file.samplerate != rate else None
     blocks: list[np.ndarray] = []
-    read = 0
     while len(block := file.read(step, dtype="float32", always_2d=True)):
-        blocks.append(block[:, 0] if file.channels == 1 else block.mean(axis=1))
+        mono = block[:, 0] if file.channels == 1 else block.mean(axis=1)
+        _check_finite(mono)
+        blocks.append(stream.resample_chunk(mono) if stream is not None else mono)
         read += len(block)
-        if read > limits.seconds * rate:
-            raise _too_long(read / rate, limits, "more than ")
-        if read > _MOST_SAMPLES:
-            # The number of frames in an MP3 is an estimate.
-            raise _too_many(rate)
-    if not read or (read < frames and file.format not in _ESTIMATED):
-        raise InvalidInputError(f"the recording is damaged or cut off: {read} of its {frames} samples can be read")
-    return np.concatenate(blocks)
+        if read > limits.seconds * file.samplerate:
+            raise _too_long(read / file.samplerate, limits, "more than ")
+    if read not in length or not read:
+        raise InvalidInputError(
+            f"the recording is damaged or cut off: {read} of its {length.stop - 1} samples can be read"
+        )
+    if stream is not None:
+        blocks.append(stream.resample_chunk(np.empty(0, np.float32), last=True))
+    samples = np.concatenate(blocks)
+    # The filter can overflow where samples are close to the largest float.
+    _check_finite(samples)
+    return samples
 
 
-def _check_wave(data: bytes, limits: RecordingLimits) -> None:
-    """Compares what a WAV file's header states with what follows, because libsndfile takes what there is.
+def _check_whole(data: bytes, limits: RecordingLimits) -> None:
+    """Compares what a file's header states with what follows.
 
     Raises:
         PayloadTooLargeError: The header states a longer recording than allowed.
-        InvalidInputError: The samples end before the header's number of bytes.
+        InvalidInputError: The samples end before the header's number of bytes, or there are several recordings.
     """
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        return
-    offset, per_second = 12, 0
-    while offset + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, offset)
-        start = offset + 8
-        if name == b"fmt " and start + 12 <= len(data):
-            (per_second,) = struct.unpack_from("<I", data, start + 8)
-        if name == b"data":
-            if size < _STREAMED and per_second and size > limits.seconds * per_second:
-                raise _too_long(size / per_second, limits)
-            if size < _STREAMED and size > len(data) - start:
-                raise InvalidInputError(
-                    f"the recording is cut off: its header states {size} bytes of samples, {len(data) - start} follow"
-                )
-            return
-        offset = start + size + size % 2
-    raise InvalidInputError("the recording is damaged: this WAV file has no samples")
+    try:
+        size = stated_size(data)
+    except ValueError as error:
+        raise InvalidInputError(f"the recording is damaged: this {error} file has no samples") from error
+    if size is not None:
+        if size.per_second and size.bytes > limits.seconds * size.per_second:
+            raise _too_long(size.bytes / size.per_second, limits)
+        if size.bytes > size.following:
+            raise InvalidInputError(
+                f"the recording is cut off: its header states {size.bytes} bytes of samples, {size.following} follow"
+            )
+    if problem := ogg_problem(data):
+        raise InvalidInputError(f"the recording can't be taken whole: {problem}")
 
 
 def _check_finite(samples: np.ndarray) -> None:

@@ -106,6 +106,8 @@ class PictureLimits:
             mask,
             parameters.strength,
         )
+        if steps < (least := self._maker.least_steps(settings)):
+            raise InvalidInputError(f"steps is {steps}; this scheduler makes {least} at least")
         if picture is not None:
             strength = float(
                 self._maker.default("strength", settings.mode) if parameters.strength is None else parameters.strength

@@ -1,6 +1,7 @@
 """OpenAI's endpoints for speech: forms with a file in; JSON, text or subtitles out."""
 
 import html
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,11 @@ from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.generation.speech.recordings import Segment, Transcript
 from torchserve_openvino.tasks.openai import RequestError, unknown_path
 from torchserve_openvino.tasks.request_body import parameters_of
-from torchserve_openvino.tasks.speech.speech_parameters import OpenAIAudio
+from torchserve_openvino.tasks.speech.speech_parameters import TIMED, OpenAIAudio
 
 # What follows model and version in the URL.
 TRANSCRIPTIONS, TRANSLATIONS = "v1/audio/transcriptions", "v1/audio/translations"
 _TASKS = {TRANSCRIPTIONS: "transcribe", TRANSLATIONS: "translate"}
-_TIMED = frozenset({"srt", "vtt", "verbose_json"})
 _FILE = "file"
 
 
@@ -60,7 +60,7 @@ def read(item: Any, path: str) -> tuple[dict[str, Any], AnswerForm]:
     task, name = _TASKS[path], audio.response_format
     parameters = {
         "language": audio.language or None, "prompt": audio.prompt or None, "temperature": audio.temperature,
-        "task": task, "return_timestamps": name in _TIMED or None,
+        "task": task, "return_timestamps": name in TIMED or None,
     }  # fmt: skip
     settings = {key: value for key, value in parameters.items() if value is not None}
     return {"body": {"inputs": bytes(file), "parameters": settings}}, AnswerForm(name, task, audio.temperature)
@@ -140,7 +140,7 @@ def _subtitles(segments: Sequence[Segment], point: str, head: str) -> str:
 
 
 def _without_arrow(text: str) -> str:
-    return text.replace("-->", "->")
+    return re.sub("-{2,}>", "->", text)
 
 
 def _time(seconds: float, point: str) -> str:

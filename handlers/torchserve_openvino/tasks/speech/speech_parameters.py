@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, field_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from torchserve_openvino.errors import InvalidInputError
 from torchserve_openvino.tasks.forms import Answer
@@ -38,6 +38,16 @@ class SpeechParameters(Parameters):
             raise ValueError(f"times of each {value} are not served; true gives those of segments")
         return value
 
+    @model_validator(mode="after")
+    def _one_search(self) -> "SpeechParameters":
+        if self.temperature and (self.num_beams or 1) > 1:
+            raise ValueError("num_beams has no effect with a temperature above 0, which draws; leave one of them out")
+        return self
+
+
+# Forms of OpenAI's that have times.
+TIMED = frozenset({"srt", "vtt", "verbose_json"})
+
 
 class OpenAIAudio(Parameters):
     """Fields of OpenAI's ``audio/transcriptions`` and ``audio/translations``, besides the file."""
@@ -63,6 +73,15 @@ class OpenAIAudio(Parameters):
         if value == "word":
             raise ValueError("times of each word are not served; segment gives those of segments")
         return value
+
+    @model_validator(mode="after")
+    def _times_have_room(self) -> "OpenAIAudio":
+        if self.timestamp_granularities and self.response_format not in TIMED:
+            raise ValueError(
+                f"timestamp_granularities has no effect with response_format {self.response_format}; verbose_json has "
+                "times"
+            )
+        return self
 
 
 class Chunk(Answer):

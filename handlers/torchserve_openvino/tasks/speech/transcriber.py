@@ -91,9 +91,11 @@ class Transcriber(RecordingHandler):
         self.listener = self._eager
         audio = self._openvino.config.openvino.audio
         longest = audio.max_seconds if audio.max_seconds is not None else _MAX_SECONDS
-        self.allowed = RecordingLimits(
-            longest if self._eager.timed else min(longest, self._eager.window), audio.max_bytes
-        )
+        self.allowed = RecordingLimits(longest, audio.max_bytes)
+        if not self._eager.timed and self._eager.window < longest:
+            self.allowed = RecordingLimits(
+                self._eager.window, audio.max_bytes, "the model's window: it writes no times to go on by"
+            )
         return model
 
     def _check_section(self) -> None:
@@ -190,6 +192,10 @@ class Transcriber(RecordingHandler):
         """Reads what one request asks."""
         request = super().ask(value, max_bytes, max_inputs)
         return RequestBody(request.inputs, flattened(request.parameters), request.many)
+
+    def characters(self, part: RequestInput) -> int:
+        """Returns how many characters of the prompt the tokenizer reads."""
+        return len(part.parameters.prompt or "")
 
     def decode(self, item: RequestInput) -> TranscriptionRequest:
         """Decodes one recording, and extracts its spectrogram."""
