@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,10 +62,11 @@ def doctor(
         bool, typer.Option("--stock", help="Also report what OpenVINO's own torch.compile backend does.")
     ] = False,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the operators that make the answer wrong or OpenVINO fail.")
+        bool, typer.Option("--bisect", help="Search for operators that make the answer wrong or OpenVINO fail.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="With --bisect: add them to disabled_ops in the --config file.")
+        bool,
+        typer.Option("--write", help="With --bisect: add them to disabled_ops in the --config file, if that helps."),
     ] = False,
 ) -> None:
     """Show every operator that does not run on OpenVINO: why, where, how much time it takes, and what helps.
@@ -95,34 +96,47 @@ def doctor(
             raise ConfigError("--write needs --bisect, and --config with the file to write to.")
         if write_mapping is not None:
             _check_free(write_mapping)
-        _check_folders(html, dot, write_mapping)
+        # The folder of the YAML itself, not of a symbolic link to it.
+        written_config = config.resolve() if config is not None and write else None
+        _check_files(html, dot, write_mapping, written_config)
+        if html is not None or write_mapping is not None:
+            _check_templates()
         # Keep what the model prints out of the JSON, and Dynamo's logs off the screen: the diagnosis reports the same.
         with contextlib.redirect_stdout(sys.stderr), _quiet(), steps(lambda _: None) as progress:
-            diagnosis = _diagnose(spec, progress, stock=stock, bisect=bisect)
-        notes = [*diagnosis.report["notes"], *_write_files(diagnosis, html, dot, write_mapping)]
-        if write and diagnosis.bisection is not None:
-            notes.append(_disable(config, diagnosis.bisection["disabled_ops"]))
+            diagnosis = _diagnose(spec, progress, stock=stock, bisect=bisect, written_config=written_config)
     except TorchServeOpenVINOError as error:
         fail(str(error))
+    # Printed first: an error while files are written must not lose what took minutes to find.
     if as_json:
         print_json(diagnosis.to_dict())
     else:
         from torchserve_openvino.doctor.rendering.print_diagnosis import print_diagnosis
 
         print_diagnosis(diagnosis.to_dict(), stdout(), cpp=cpp)
-    for note in notes:
+    for note in diagnosis.report["notes"]:
         typer.echo(note, err=True)
+    try:
+        for note in _write_files(diagnosis, html, dot, write_mapping, config if write else None):
+            typer.echo(note, err=True)
+    except (TorchServeOpenVINOError, OSError) as error:
+        fail(str(error))
     if not diagnosis.healthy:
         raise typer.Exit(NOT_HEALTHY)
 
 
-def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool) -> "Diagnosis":
-    from torchserve_openvino.doctor.bisecting.experiments import FAILURES
+def _diagnose(
+    spec: "TargetSpec", progress: Callable[[str], None], *, stock: bool, bisect: bool, written_config: Path | None
+) -> "Diagnosis":
     from torchserve_openvino.doctor.diagnose import diagnose
     from torchserve_openvino.doctor.target import load_target
 
     progress("loading the model")
     target = load_target(spec)
+    if written_config is not None:
+        from torchserve_openvino.doctor.bisecting.yaml_edit import require_disabled_ops
+
+        # After the model, whose file may define operators that the YAML names.
+        require_disabled_ops(written_config)
     diagnosis = diagnose(target, progress)
     if stock:
         from torchserve_openvino.doctor.bisecting.stock import what_upstream_does
@@ -130,21 +144,31 @@ def _diagnose(spec: "TargetSpec", progress: Callable[[str], None], *, stock: boo
         progress("trying OpenVINO's own backend")
         verdict = what_upstream_does(spec)
         diagnosis.stock = {**verdict.to_dict(), "text": verdict.text()}
-    if bisect and (
-        diagnosis.comparison["verdict"] or any(fallback["kind"] in FAILURES for fallback in diagnosis.fallbacks)
-    ):
+    if bisect and not _can_be_searched(diagnosis):
+        diagnosis.report["notes"].append("--bisect has nothing to search: no operator runs on OpenVINO")
+    elif bisect:
         from torchserve_openvino.doctor.bisecting.bisect import find_guilty
 
+        # Also if the answer is right so far: the search leaves no small partition in eager PyTorch.
         guilty = find_guilty(
             target.model,
             target.call,
             target.options,
-            tolerance=target.verify.max_abs or diagnosis.comparison["precision"],
+            backend=target.backend,
+            judge=target.judge_in(diagnosis.comparison["precision"]),
             dynamic=target.dynamic,
             progress=progress,
         )
         diagnosis.bisection = guilty.to_dict()
     return diagnosis
+
+
+def _can_be_searched(diagnosis: "Diagnosis") -> bool:
+    """Returns True if an operator runs on OpenVINO, or something is wrong that may keep all of them from it."""
+    from torchserve_openvino.doctor.bisecting.experiments import FAILURES
+
+    failed = any(fallback["kind"] in FAILURES for fallback in diagnosis.fallbacks)
+    return bool(diagnosis.summary["ops_on_openvino"] or diagnosis.comparison["verdict"] or failed)
 
 
 @contextlib.contextmanager
@@ -171,28 +195,48 @@ def _check_free(path: Path) -> None:
         raise ConfigError(f"{path} must be a Python file with a plain name, such as my_ops.py.")
 
 
-def _check_folders(*files: Path | None) -> None:
+def _check_files(*files: Path | None) -> None:
     """Checks that files can be written, before minutes are spent on what they will hold."""
     for file in files:
-        if file is not None and not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
+        if file is None:
+            continue
+        if not (file.parent.is_dir() and os.access(file.parent, os.W_OK)):
             raise ConfigError(f"{file} cannot be written: {file.parent} is no folder that can be written to.")
+        if file.is_dir():
+            raise ConfigError(f"{file} cannot be written: it is a folder.")
+        if file.exists() and not os.access(file, os.W_OK):
+            raise ConfigError(f"{file} cannot be written: it is read-only.")
 
 
-def _write_files(diagnosis: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None) -> list[str]:
-    notes = []
+def _check_templates() -> None:
+    """Checks that the templates of pages and mappings can be used.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    from torchserve_openvino.doctor.mapping.skeletons import environment
+
+    environment()
+
+
+def _write_files(
+    diagnosis: "Diagnosis", html: Path | None, dot: Path | None, mapping: Path | None, config: Path | None
+) -> Iterator[str]:
+    """Writes the files that are not None; yields a note for each."""
     if html is not None:
         from torchserve_openvino.doctor.rendering.picture import to_html
 
         html.write_text(to_html(diagnosis.to_dict()), encoding="utf-8")
-        notes.append(f"{html}: open it in a browser")
+        yield f"{html}: open it in a browser"
     if dot is not None:
         from torchserve_openvino.doctor.rendering.picture import to_dot
 
         dot.write_text(to_dot(diagnosis.to_dict()), encoding="utf-8")
-        notes.append(f"{dot}: dot -Tsvg {dot} > graph.svg")
+        yield f"{dot}: dot -Tsvg {dot} > graph.svg"
     if mapping is not None:
-        notes.append(_write_mapping(diagnosis, mapping))
-    return notes
+        yield _write_mapping(diagnosis, mapping)
+    if config is not None:
+        yield _disable(config, diagnosis.bisection)
 
 
 def _write_mapping(diagnosis: "Diagnosis", path: Path) -> str:
@@ -212,8 +256,14 @@ def _write_mapping(diagnosis: "Diagnosis", path: Path) -> str:
     return f"{path}: {len(drafts)} mapping(s){rest}; then pytest {test}, and doctor with --mapping {path}"
 
 
-def _disable(config: Path | None, ops: list[str]) -> str:
+def _disable(config: Path, bisection: dict[str, Any] | None) -> str:
+    """Adds the operators to ``disabled_ops``, unless it is not known that this repairs the model."""
     from torchserve_openvino.doctor.bisecting.yaml_edit import add_disabled_ops
 
-    assert config is not None
-    return add_disabled_ops(config, ops)
+    ops = bisection["disabled_ops"] if bisection is not None else []
+    if bisection is None or not ops:
+        return f"{config}: not changed: --bisect found no operator to disable"
+    if not bisection["confirmed"] or ops != bisection["ops"]:
+        return f"{config}: not changed: it is not confirmed that disabling {', '.join(ops)} repairs the model"
+    diff = add_disabled_ops(config, ops)
+    return diff or f"{config}: not changed: {', '.join(ops)} is disabled there already"

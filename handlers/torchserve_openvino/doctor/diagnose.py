@@ -9,16 +9,15 @@ from typing import Any
 from torch.fx import Node
 
 from torchserve_openvino.backend.runtime.compare import largest_difference, output_tensors
-from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.describe import described, json_number
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, GraphPicture, OpRow, Refused
+from torchserve_openvino.doctor.fixed_state import differences
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import steps_for_break
 from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
-from torchserve_openvino.serving.verification.judge import Judge
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:
@@ -39,7 +38,7 @@ def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -
         model=target.name,
         inputs=[*map(described, target.call.args), *(f"{k}={described(v)}" for k, v in target.call.kwargs.items())],
         summary=_summary(measured, ops),
-        comparison=_comparison(measured, target.verify),
+        comparison=_comparison(measured, target),
         report=report,
         ops=ops,
         refused=_refused(measured.graphs, ops, Helper(target), root),
@@ -72,17 +71,23 @@ def _summary(measured: Measured, ops: Iterable[OpRow]) -> dict[str, Any]:
     return summary
 
 
-def _comparison(measured: Measured, section: VerifySection) -> dict[str, Any]:
-    """Compares the answer with eager's as a worker would, with the limits of the YAML."""
+def _comparison(measured: Measured, target: Target) -> dict[str, Any]:
+    """Compares the answers with eager's as a worker would, with the limits of the YAML and the task's measure."""
     precision = str(measured.report["summary"]["precision"]) or "f32"
-    differences = (
-        Judge(precision, section).judge(output_tensors(measured.got), output_tensors(measured.expected)).problems
-    )
+    judge = target.judge_in(precision)
+    verdicts = [
+        f"raises {answer.error}" if answer.error else differences(judge, answer.got, answer.expected)
+        for answer in measured.answers
+    ]
+    # One is enough: a wrong operator is wrong on most values.
+    first, *others = verdicts
+    other = next((f"with the values in reverse order: {verdict}" for verdict in others if verdict), "")
+    worst = max(float("inf") if a.error else largest_difference(a.got, a.expected) for a in measured.answers)
     return {
-        "verdict": "; ".join(text.lstrip(",: ") for text in differences),
-        "max_abs": json_number(largest_difference(measured.got, measured.expected)),
+        "verdict": first or other,
+        "max_abs": json_number(worst),
         "precision": precision,
-        "outputs": [described(tensor) for tensor in output_tensors(measured.expected)],
+        "outputs": [described(tensor) for tensor in output_tensors(measured.answers[0].expected)],
     }
 
 

@@ -173,7 +173,8 @@ class Diagnosis:
         comparison: ``verdict`` in words (empty if the answers agree), ``max_abs``, ``precision``, ``outputs``.
         report: The whole compile report.
         stock: What OpenVINO's own backend does with the model; None unless requested.
-        bisection: Which operators make the answer wrong or OpenVINO fail; None unless requested and needed.
+        bisection: Which operators make the answer wrong or OpenVINO fail; None unless requested, and if nothing runs on
+            OpenVINO.
     """
 
     model: str
@@ -198,8 +199,9 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether everything runs on OpenVINO and the answer matches eager's."""
-        return bool(self.summary["all_on_openvino"]) and not self.comparison["verdict"]
+        """Whether everything runs on OpenVINO and the answer matches eager's, also in the compilations of --bisect."""
+        searched = self.bisection is None or self.bisection["kind"] == "nothing_wrong"
+        return bool(self.summary["all_on_openvino"]) and not self.comparison["verdict"] and searched
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the diagnosis as a JSON-safe dict."""

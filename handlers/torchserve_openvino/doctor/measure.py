@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.backend.partitioning.partition import RefusedNode
+from torchserve_openvino.doctor.fixed_state import FixedState, call_once, copied
 from torchserve_openvino.doctor.target import SampleCall, Target
 from torchserve_openvino.doctor.timing import time_nodes
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, class_and_line
 from torchserve_openvino.ops import does_work
+from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 CALLS = 7
 BUDGET_SECONDS = 2.0
@@ -80,14 +81,28 @@ class GraphRun:
                 total[name] = total.get(name, 0.0) + seconds * 1e3
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The answers to one set of values.
+
+    Attributes:
+        expected: That of eager PyTorch.
+        got: That of the compiled model; None if it raises.
+        error: The exception that it raises, ``Type: message``; empty for none.
+    """
+
+    expected: Any
+    got: Any
+    error: str = ""
+
+
 @dataclass
 class Measured:
     """Result of `measure`.
 
     Attributes:
         compiled: The compiled model.
-        expected: The answer of eager PyTorch.
-        got: The answer of the compiled model.
+        answers: The answers to the call; then those to its values in reverse, unless eager PyTorch refuses them.
         eager_ms: Median time of a call in eager PyTorch, milliseconds.
         compiled_ms: Median time of a compiled call, milliseconds.
         graphs: The graphs that a call runs, in order.
@@ -95,8 +110,7 @@ class Measured:
     """
 
     compiled: CompiledModule
-    expected: Any
-    got: Any
+    answers: list[Answer]
     eager_ms: float
     compiled_ms: float
     graphs: list[GraphRun]
@@ -104,7 +118,7 @@ class Measured:
 
 
 def measure(target: Target, progress: Callable[[str], None]) -> Measured:
-    """Runs a model in eager PyTorch and on OpenVINO.
+    """Runs a model in eager PyTorch and on OpenVINO, from the same state where answers are compared.
 
     Args:
         target: The model.
@@ -122,7 +136,7 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
 
     progress("running eager PyTorch")
     try:
-        expected, eager_ms = timed_call(target.model, target.call)
+        eager_ms = timed_call(target.model, target.call)
     except Exception as error:
         raise ModelLoadError(
             f"{target.name} fails in eager PyTorch on these inputs: {type(error).__name__}: {error}"
@@ -130,18 +144,23 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
     progress("compiling for OpenVINO")
     compiled = compile_with(
         target.model,
-        CompileSpec(dynamic=target.dynamic, resolved=target.options, instrumentation=Instrumentation(called=called)),
+        CompileSpec(
+            dynamic=target.dynamic,
+            backend=target.backend,
+            resolved=target.options,
+            instrumentation=Instrumentation(called=called),
+        ),
     )
-    if target.note:
-        compiled.report.tracker.add_note(target.note)
+    for note in target.notes:
+        compiled.report.tracker.add_note(note)
     # Call once before comparing: what depends on a first call, such as tensors made in inference mode, settles then.
-    run(compiled, target.call)
+    call_once(compiled, target.call)
     progress("running on OpenVINO")
-    with compiled.poisoned():
-        got = run(compiled, target.call)
-    _, compiled_ms = timed_call(compiled, target.call)
+    state = FixedState(target.model)
+    answers = [_answer(state, compiled, *check) for check in state.eager_answers(target.call)]
+    compiled_ms = timed_call(compiled, target.call)
     recording = True
-    run(compiled, target.call)
+    call_once(compiled, target.call)
     recording = False
     report = compiled.report.to_dict()
     progress("timing each operator")
@@ -156,7 +175,17 @@ def measure(target: Target, progress: Callable[[str], None]) -> Measured:
     runs = list(graphs.values())
     limit_to([run.node_ms for run in runs], eager_ms)
     limit_to([run.outer_ms for run in runs], compiled_ms)
-    return Measured(compiled, expected, got, eager_ms, compiled_ms, runs, report)
+    return Measured(compiled, answers, eager_ms, compiled_ms, runs, report)
+
+
+def _answer(state: FixedState, compiled: CompiledModule, inputs: Inputs, expected: Any) -> Answer:
+    """Runs the compiled model once, with poisoned memory for its results."""
+    try:
+        with compiled.poisoned():
+            return Answer(expected, state.run(compiled, inputs))
+    except Exception as raised:
+        # Any exception is the finding: eager PyTorch has already run the same call.
+        return Answer(expected, None, class_and_line(raised))
 
 
 def limit_to(parts: Sequence[dict[str, float]], whole: float) -> None:
@@ -177,19 +206,18 @@ def limit_to(parts: Sequence[dict[str, float]], whole: float) -> None:
             times[name] *= whole / total
 
 
-def run(model: Callable[..., Any], call: SampleCall) -> Any:
-    """Calls the model on copies of the inputs, since a model may write to them."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, tuple(call))
-    with torch.inference_mode():
-        return model(*args, **kwargs)
-
-
-def timed_call(model: Callable[..., Any], call: SampleCall) -> tuple[Any, float]:
-    """Returns the answer and the median time of several calls in milliseconds, after a warm-up call."""
-    result = run(model, call)
+def timed_call(model: Callable[..., Any], call: SampleCall) -> float:
+    """Returns the median time of several calls on copies of the inputs, in milliseconds, after a warm-up call."""
+    _timed(model, call)
     seconds: list[float] = []
     while len(seconds) < CALLS and sum(seconds) < BUDGET_SECONDS:
-        start = time.perf_counter()
-        result = run(model, call)
-        seconds.append(time.perf_counter() - start)
-    return result, statistics.median(seconds) * 1e3
+        seconds.append(_timed(model, call))
+    return statistics.median(seconds) * 1e3
+
+
+def _timed(model: Callable[..., Any], call: SampleCall) -> float:
+    args, kwargs = copied(tuple(call))
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model(*args, **kwargs)
+    return time.perf_counter() - start

@@ -17,8 +17,10 @@ from torchserve_openvino.backend.spec import OV_TYPES
 from torchserve_openvino.backend.upstream._torch_private import python_implementation
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.op_names import packet_name
+from torchserve_openvino.config.vocabulary import canonical
 from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import MappingDraft, NextStep
+from torchserve_openvino.doctor.fixed_state import FixedState
 from torchserve_openvino.doctor.mapping.formula import formula_for
 from torchserve_openvino.doctor.mapping.mapping_writer import names, trace_op
 from torchserve_openvino.doctor.mapping.skeletons import draft, mapping_file, mapping_test, parameters, upstream_files
@@ -29,6 +31,7 @@ from torchserve_openvino.ops import op_name, overloads
 from torchserve_openvino.ops.decompositions import own_decompositions
 from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report import Tracker
+from torchserve_openvino.serving.shapes.input_spec import Inputs
 
 MAPPING = "my_ops"
 _GUIDES = "https://docs.openvino.ai/2026/documentation/openvino-extensibility/frontend-extensions.html"
@@ -59,6 +62,25 @@ class OpSample:
         return {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
+class _Alone(torch.nn.Module):
+    """Calls one operator with tensors; its other arguments are those of a call, as constants.
+
+    It is a module and takes tensors alone, because torch.export takes nothing else.
+    """
+
+    def __init__(self, op: Any, call: SampleCall) -> None:
+        super().__init__()
+        self._op = op
+        leaves, self._structure = pytree.tree_flatten((call.args, call.kwargs))
+        self._constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        values = list(tensors)
+        leaves = [values.pop(0) if constant is None else constant[0] for constant in self._constants]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return self._op(*args, **kwargs)
+
+
 class Helper:
     """Finds next steps for the operators of one model.
 
@@ -68,7 +90,7 @@ class Helper:
 
     def __init__(self, target: Target) -> None:
         self._options = target.options
-        self._settings = BackendSettings(target.options, Tracker(), mappings=registered())
+        self._settings = _settings(target.options, target.backend)
         self._target = target
         self._found: dict[tuple[str, str], list[NextStep]] = {}
 
@@ -121,9 +143,7 @@ class Helper:
         short = packet if torch._decomp.get_decompositions(overloads(packet)) else name
         changed = replace(self._options.options, decompositions=(*self._options.options.decompositions, short))
         options = replace(self._options, options=changed)
-        graph = trace_op(
-            sample.op, *sample.seen, BackendSettings(options, Tracker(), mappings=registered()).decompositions
-        )
+        graph = trace_op(sample.op, *sample.seen, _settings(options, self._target.backend).decompositions)
         if graph is None or name in names(graph):
             return None
         if self._problem(sample, options):
@@ -138,17 +158,15 @@ class Helper:
 
     def _problem(self, sample: OpSample, options: ResolvedOptions) -> str:
         """Compiles the operator alone with these options and returns what is wrong; empty if nothing is."""
-        args, kwargs = sample.seen
-
-        def alone(*values: Any, **named: Any) -> Any:
-            return sample.op(*values, **named)
-
-        compiled = compile_with(
-            alone, CompileSpec(resolved=replace(options, options=replace(options.options, min_partition_us=0.0)))
-        )
+        alone = _Alone(sample.op, sample.seen).eval()
+        leaves = pytree.tree_leaves((sample.seen.args, sample.seen.kwargs))
+        tensors: Inputs = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), {}
+        state = FixedState(alone)
+        resolved = replace(options, options=replace(options.options, min_partition_us=0.0))
+        compiled = compile_with(alone, CompileSpec(backend=self._target.backend, resolved=resolved))
         try:
-            with torch.inference_mode(), compiled.poisoned():
-                got, expected = compiled(*args, **kwargs), sample.op(*args, **kwargs)
+            with compiled.poisoned():
+                got, expected = state.run(compiled, tensors), state.run(alone, tensors)
         except Exception as error:
             return f"it fails: {class_and_line(error)}"
         summary = compiled.report.summary
@@ -200,6 +218,10 @@ class Helper:
             return None
         text = f"Three pieces for a pull request, as OpenVINO's guides describe ({_GUIDES}); --cpp prints them."
         return NextStep("upstream", "add it to OpenVINO", text, files=upstream_files(sample.op, draft, sample.seen))
+
+
+def _settings(options: ResolvedOptions, backend: str) -> BackendSettings:
+    return BackendSettings(options, Tracker(), mappings=registered(), backend=canonical(backend))
 
 
 def _yaml(lines: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,12 @@ import torch
 import yaml
 
 from torchserve_openvino.config import ResolvedOptions, ServingConfig, load_serving_config, resolve_options
-from torchserve_openvino.config.sections.openvino_section import VerifySection, WarmupInput
+from torchserve_openvino.config.sections.openvino_section import (
+    MeasureSection,
+    OpenVINOSection,
+    VerifySection,
+    WarmupInput,
+)
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.files.json_text import read_json_object
@@ -30,6 +35,10 @@ from torchserve_openvino.serving.shapes.input_spec import Inputs, InputSpec, Sig
 from torchserve_openvino.serving.shapes.inputs import DeclaredInputs
 from torchserve_openvino.serving.torchserve.archive_loader import load_handler
 from torchserve_openvino.serving.torchserve.base import worker_of
+from torchserve_openvino.serving.verification.admission import Admission
+from torchserve_openvino.serving.verification.judge import Judge
+from torchserve_openvino.serving.verification.measures import KEY as MEASURE_KEY
+from torchserve_openvino.serving.verification.measures import Measure, with_bounds
 
 # Names of model factories to look for if the command line names none.
 FACTORIES = ("model", "make_model", "get_model", "build")
@@ -75,10 +84,12 @@ class Target:
         options: The backend's options, without any cache.
         name: Name to display.
         dynamic: Whether sizes are symbolic, as in `compile`.
+        backend: ``openvino``, ``openvino_ts`` or ``export``.
         verify: Limits that a worker checks answers against.
+        measure: How the archive's task judges a narrower precision; None if only numbers are compared.
         config_path: The user's YAML file that the options came from; None if the user gave none.
         root: Folder to which the paths of its source lines are made relative, if any.
-        note: What the diagnosis does in another way than a worker; empty if nothing.
+        notes: What the diagnosis does in another way than a worker.
         source: The Python file that the model came from; empty for other kinds of files.
         keep: Object that must live as long as the model, such as the folder of an unpacked archive.
     """
@@ -88,12 +99,19 @@ class Target:
     options: ResolvedOptions
     name: str
     dynamic: bool = False
+    backend: str = "openvino"
     verify: VerifySection = field(default_factory=VerifySection)
+    measure: Measure | None = None
     config_path: Path | None = None
     root: Path | None = None
     source: str = ""
-    note: str = ""
+    notes: tuple[str, ...] = ()
     keep: Any = field(default=None, repr=False)
+
+    def judge_in(self, precision: str) -> Judge:
+        """Returns what judges answers in a precision, as a worker would."""
+        section = OpenVINOSection(verify=self.verify)
+        return Admission(self.model, section, (), measure=self.measure).judge_in(precision)
 
 
 @dataclass
@@ -137,14 +155,17 @@ def load_target(spec: TargetSpec) -> Target:
     for mapping in spec.mappings:
         load_mappings(mapping)
     config = load_serving_config(yaml_file) if yaml_file is not None else ServingConfig()
+    verify, measure = _verification(loaded, config)
     return Target(
         model=loaded.model,
         call=SampleCall(*_inputs(loaded, spec, config, path.name)),
         options=_options(config),
-        note=_AUTO_NOTE if config.openvino.precision == "auto" and config.backend is not None else "",
+        notes=tuple(_notes(loaded, config)),
         name=f"{path.name}:{factory}" if factory else path.name,
         dynamic=bool(config.pt2.dynamic) or config.openvino.batching.mode == "dynamic",
-        verify=config.openvino.verify,
+        backend=config.pt2.backend if config.pt2.is_openvino else "openvino",
+        verify=verify,
+        measure=measure,
         config_path=Path(spec.config) if spec.config is not None else None,
         root=loaded.root,
         source=str(path.resolve()) if path.suffix == ".py" else "",
@@ -275,6 +296,32 @@ def _options(config: ServingConfig) -> ResolvedOptions:
     if precision.is_open(resolved) and stated not in {"f32", "auto"}:
         resolved = precision.with_precision(resolved, stated, f"{precision.KEY}: {stated}")
     return replace(resolved, options=replace(resolved.options, model_caching=False, cache_dir=None))
+
+
+def _verification(loaded: _Loaded, config: ServingConfig) -> tuple[VerifySection, Measure | None]:
+    """Returns the limits of the YAML and the measure of the archive's task, with the bound that the YAML sets.
+
+    Raises:
+        ConfigError: The YAML sets a bound of a measure that the archive's handler does not use.
+    """
+    verify = config.openvino.verify
+    if (worker := worker_of(loaded.handler)) is None:
+        # Without its handler, it is not known which measure the model has.
+        return verify.model_copy(update={"measure": MeasureSection()}), None
+    return verify, with_bounds(worker.measure, verify.measure)
+
+
+def _notes(loaded: _Loaded, config: ServingConfig) -> Iterator[str]:
+    """Yields what the diagnosis does in another way than a worker."""
+    if not config.pt2.is_openvino:
+        yield (
+            f"the backend {config.pt2.backend} cannot be diagnosed: this is the backend openvino with its default "
+            "options"
+        )
+    elif config.openvino.precision == "auto":
+        yield _AUTO_NOTE
+    if worker_of(loaded.handler) is None and config.openvino.verify.measure.model_dump(exclude_none=True):
+        yield f"{MEASURE_KEY} has no effect here: which outputs it is for is known to the archive's handler alone"
 
 
 # --- inputs of a diagnosis: given on the command line or declared in the YAML, filled with random values ----------

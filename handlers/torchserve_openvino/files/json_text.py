@@ -1,6 +1,7 @@
-"""Reads JSON that someone else wrote: whatever is wrong with it is one kind of error."""
+"""JSON that someone else wrote, where whatever is wrong with it is one kind of error; and numbers that JSON has not."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ def read_json_object(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise JsonError(f"{path.name} must hold a JSON object, not a value of type {type(value).__name__}")
     return value
+
+
+def with_names(value: Any) -> Any:
+    """Returns plain data whose numbers that JSON does not have are their names: ``inf``, ``-inf``, ``nan``."""
+    if isinstance(value, dict):
+        return {name: with_names(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_names(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _without_nan(name: str) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from torchserve_openvino.files.json_text import with_names
 from torchserve_openvino.report import text
 from torchserve_openvino.report.records import (
     CacheRecord,
@@ -164,7 +165,7 @@ class CompileReport:
             "timings": {name: round(seconds, 4) for name, seconds in dict(t.timings).items()},
             "notes": list(t.notes),
         }
-        return json.loads(json.dumps(plain, default=str))
+        return json.loads(json.dumps(with_names(plain), default=str))
 
     def _products(self) -> dict[str, int]:
         """Returns the sums of `PartitionRecord.products`; empty in another precision than bf16x3."""

@@ -134,6 +134,6 @@ def _prepared_root(root: RootModel, samples: Sequence[ObservedCall], context: Wo
     preparation = Preparation(root.eager, context, shapes, quantized=root.quantized, measure=root.measure)
     if not idle:
         return preparation.run()
-    prepared = preparation.unasked()
+    prepared = preparation.unasked(idle=True)
     prepared.report.tracker.add_note("no sample calls self.model itself; it compiles at the first request that does")
     return prepared

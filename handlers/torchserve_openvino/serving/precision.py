@@ -19,6 +19,7 @@ from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, no_bf16x3
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.files.json_text import with_names
 from torchserve_openvino.serving.stored_decision import StoredDecision
 
 logger = logging.getLogger(__name__)
@@ -207,11 +208,11 @@ def explain(
             "pairs": trial.pairs,
             "passed": trial.verify["passed"],
             "coverage": trial.coverage,
-            "max_abs": trial.verify["max_abs"],
-            "cosine": trial.verify["cosine"],
+            "max_abs": with_names(trial.verify["max_abs"]),
+            "cosine": with_names(trial.verify["cosine"]),
             # Why a precision lost although it is faster.
             "problem": next(iter(trial.verify.get("problems", ())), ""),
-            "measure": trial.verify.get("measure"),
+            "measure": with_names(trial.verify.get("measure")),
         }
         for trial in trials
     }
@@ -252,8 +253,8 @@ class _Trial(BaseModel):
     pairs: int
     passed: bool
     coverage: float
-    max_abs: float | None
-    cosine: float | None
+    max_abs: float | str | None
+    cosine: float | str | None
     problem: str
     measure: dict[str, str | float] | None
 

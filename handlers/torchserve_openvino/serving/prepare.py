@@ -105,8 +105,23 @@ class Preparation:
         tidy(prepared.model.compiled, self._context.model_dir)
         return prepared
 
-    def unasked(self) -> Prepared:
-        """Prepares a model of which no inputs are known: it compiles at the first request that calls it."""
+    def unasked(self, *, idle: bool = False) -> Prepared:
+        """Prepares a model of which no inputs are known: it compiles at the first request that calls it.
+
+        Args:
+            idle: Whether samples call other modules instead, so that requests need not call it either.
+
+        Raises:
+            VerificationError: ``verify.required`` is true, and nothing can be compared.
+        """
+        if idle:
+            return self._uncompared()
+        self._admission.require()
+        prepared = self._uncompared()
+        self._admission.note_skipped(prepared.report, self._part or "self.model")
+        return prepared
+
+    def _uncompared(self) -> Prepared:
         resolved, requested = self._with_threads(), self._section.precision
         if resolved is None or not precision.is_open(resolved) or requested == "f32":
             return self._compilation.make(resolved)

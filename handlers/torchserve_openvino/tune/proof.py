@@ -19,6 +19,8 @@ _OF_ONE_ANSWER = frozenset({"id", "created"})
 # Numbers that are all smaller count as rounding of zero.
 _LEAST_SCALE = 1e-3
 _ARRAYS = (b"\x93NUMPY",)
+# Places in a picture, which are numbers of pixels. Other integers count or name something.
+_BOX = frozenset({"xmin", "ymin", "xmax", "ymax"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None
     if isinstance(before, np.ndarray) or _is_numbers(before):
         return _compare_numbers(before, after, tolerance, path)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        if before and all(_is_number(value) for value in (*before.values(), *after.values())):
+        if before and _are_scores(before) and _are_scores(after):
             return _compare_scores(before, after, tolerance, path)
         if before.keys() != after.keys():
             return f"{path} has the keys {sorted(after)[:8]} instead of {sorted(before)[:8]}"
@@ -94,7 +96,7 @@ def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None
         if len(before) != len(after):
             return f"{path} has {len(after)} entries instead of {len(before)}"
         parts = ((f"{path}[{index}]", *pair) for index, pair in enumerate(zip(before, after, strict=True)))
-    elif _is_number(before):
+    elif _is_number(before) and not (isinstance(before, int) and isinstance(after, int)):
         return _compare_numbers([before], [after], tolerance, path)
     else:
         return None if before == after else f"{path} is {str(after)[:80]!r} instead of {str(before)[:80]!r}"
@@ -111,7 +113,7 @@ def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> st
     if not one.size:
         return None
     known = np.isfinite(one)
-    if not np.array_equal(known, np.isfinite(other)):
+    if not np.array_equal(one[~known], other[~known], equal_nan=True) or not np.isfinite(other[known]).all():
         return f"{path} has NaN or infinity where there was none, or the reverse"
     # A number by itself is a score.
     scale = max(1.0 if one.size == 1 else _LEAST_SCALE, float(np.abs(one[known]).max(initial=0.0)))
@@ -134,6 +136,14 @@ def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tol
             if off > tolerance * scale:
                 return f"{path}.{name} differs by {off:.2g}, more than {tolerance * scale:.2g}"
     return None
+
+
+def _are_scores(values: Mapping[str, Any]) -> bool:
+    """Whether these are numbers that may differ a little."""
+    numbers = list(values.values())
+    return all(map(_is_number, numbers)) and (
+        any(isinstance(number, float) for number in numbers) or values.keys() == _BOX
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,10 @@
 """The comparison behind every verification: which results count as equal to those of eager."""
 
+import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from torchserve_openvino.backend.runtime.compare import (
     RELATIVE_TOLERANCE,
     SMALLEST_SCALE,
+    comparable,
     difference,
     is_finite,
     largest_allowed,
@@ -107,9 +110,15 @@ def test_of_many_integers_rounding_may_move_one_in_a_thousand(make: Any) -> None
     assert "more than 3" in too_far(got, expected, "f32")
 
 
-def test_integers_of_a_lower_precision_and_of_a_stated_tolerance_are_quantities() -> None:
+def test_samples_in_a_lower_precision_and_integers_of_a_stated_tolerance_are_quantities() -> None:
     expected = torch.tensor([100])
-    assert difference(expected + 1, expected, "bf16") == ""
+    assert difference(expected.byte() + 1, expected.byte(), "bf16") == ""
+    # A class or a token is none in any precision, and of a mask some may move in all.
+    assert "differs in 1 of 1" in difference(expected + 1, expected, "bf16")
+    mask = torch.arange(1000) % 2 == 0
+    moved = mask.clone()
+    moved[:3] = ~mask[:3]
+    assert difference(moved, mask, "f16") == "" and "differs in 3 of 1000" in difference(moved, mask, "f32")
     assert difference(expected + 1, expected, "f32", max_abs=1.0) == ""
     assert "more than 0.5" in difference(expected + 1, expected, "f32", max_abs=0.5)
 
@@ -117,14 +126,7 @@ def test_integers_of_a_lower_precision_and_of_a_stated_tolerance_are_quantities(
 def test_large_integers_are_not_compared_as_floats() -> None:
     expected = torch.tensor([2**62])
     assert "differs in 1" in difference(expected + 1, expected, "f32")
-
-
-def test_complex_numbers_and_nothing_at_all() -> None:
-    expected = torch.tensor([1 + 1j])
-    assert difference(expected * 1.0001, expected, "f32") == ""
-    assert "differs by" in difference(expected * 1.1, expected, "f32")
-    assert difference(torch.empty(0, 3), torch.empty(0, 3), "f32") == "" and difference((), (), "f32") == ""
-    assert largest_difference((), ()) == 0.0 and largest_difference(torch.ones(1), torch.ones(2)) == INF
+    assert "more than 0.5" in difference(expected + 1, expected, "f32", max_abs=0.5)
 
 
 class _Mapping:
@@ -136,6 +138,49 @@ class _Mapping:
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
+
+
+@dataclasses.dataclass
+class Boxes:
+    """An output that torch does not look into."""
+
+    scores: torch.Tensor
+    label: str = "cat"
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        (Boxes(torch.ones(2)), Boxes(torch.zeros(2))),
+        (Boxes(torch.ones(2), "dog"), Boxes(torch.ones(2))),
+        ([1.0, 5.0], [1.0, 2.0]),
+        (3, 4),
+        (True, False),
+        (2**70, 2**70 + 1),
+        ("cat", "cats"),
+        (np.float32(1), np.float32(2)),
+        (np.arange(3), np.arange(3) + 1),
+        (np.array(["a"]), np.array(["b"])),
+        ({"boxes": [_Mapping(a=1.0)]}, {"boxes": [_Mapping(a=2.0)]}),
+        (None, 1.0),
+    ],
+)
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_what_is_no_tensor_is_compared_too(got: Any, expected: Any, precision: str) -> None:
+    assert difference(expected, expected, precision) == "" and largest_difference(expected, expected) == 0.0
+    assert difference(got, expected, precision) != "" and largest_difference(got, expected) > 0.0
+
+
+def test_objects_without_a_value_hold_nothing_to_compare() -> None:
+    assert comparable([None, object(), Boxes]) == []
+
+
+def test_complex_numbers_and_nothing_at_all() -> None:
+    expected = torch.tensor([1 + 1j])
+    assert difference(expected * 1.0001, expected, "f32") == ""
+    assert "differs by" in difference(expected * 1.1, expected, "f32")
+    assert difference(torch.empty(0, 3), torch.empty(0, 3), "f32") == "" and difference((), (), "f32") == ""
+    assert largest_difference((), ()) == 0.0 and largest_difference(torch.ones(1), torch.ones(2)) == INF
 
 
 def test_outputs_are_found_in_any_structure() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 import torchserve_openvino as tov
 from helpers import check
+from torchserve_openvino.backend.runtime import build
 from torchserve_openvino.errors import ConfigError, DeviceNotFoundError, UnknownOperatorError
 
 
@@ -38,6 +39,26 @@ def test_devices(device: str) -> None:
 def test_bad_options_are_refused_before_anything_compiles(options, error, message) -> None:
     with pytest.raises(error, match=message):
         tov.compile(net(), options=options)
+
+
+@pytest.mark.parametrize("stated", [None, True])
+def test_auto_answers_on_the_device_that_was_verified(monkeypatch: pytest.MonkeyPatch, stated: bool | None) -> None:
+    # By default, AUTO answers on the CPU until its first choice is ready.
+    asked = []
+
+    class Core:
+        def compile_model(self, model, device, properties):
+            asked.append(properties["ENABLE_STARTUP_FALLBACK"])
+            return real.compile_model(model, device, properties)
+
+        def __getattr__(self, name: str):
+            return getattr(real, name)
+
+    real = build.core()
+    monkeypatch.setattr(build, "core", Core)
+    config = {} if stated is None else {"ENABLE_STARTUP_FALLBACK": stated}
+    check(net(), torch.randn(4, 6), options={"device": "AUTO", "config": config})
+    assert asked == [bool(stated)]
 
 
 def test_hints_reach_the_device() -> None:

@@ -15,6 +15,8 @@ import torchserve_openvino as tov
 from helpers import hypot_refused
 from torchserve_openvino.cli import app
 from torchserve_openvino.config import load_serving_config
+from torchserve_openvino.doctor.bisecting.bisect import Culprits
+from torchserve_openvino.doctor.mapping.skeletons import environment
 
 WELL = """
 import torch
@@ -85,6 +87,9 @@ def test_a_fallback_exits_with_2_and_stdout_is_json_alone(ill: Path) -> None:
         (["{well}", "--html", "absent/page.html"], "absent is no folder"),
         (["{well}", "--dot", "absent/graph.dot"], "absent is no folder"),
         (["{well}", "--write-mapping", "absent/my_ops.py"], "absent is no folder"),
+        (["{well}", "--html", "{well.parent}"], "it is a folder"),
+        (["{well}", "--dot", "{well.parent}"], "it is a folder"),
+        (["{well}", "--config", "{well.parent}", "--bisect", "--write"], "it is a folder"),
         (["{well}", "--config", "{well}"], "YAML"),
     ],
 )
@@ -128,9 +133,93 @@ def test_stock_is_what_the_own_backend_of_openvino_does(well: Path) -> None:
     assert "the second call overwrote the answer of the first" in stock["text"]
 
 
-def test_a_right_answer_is_not_bisected(well: Path) -> None:
-    result = doctor(well, "--bisect", "--json")
-    assert result.exit_code == 0 and json.loads(result.stdout)["bisection"] is None
+def test_a_right_answer_is_searched_too_and_nothing_is_written(well: Path, tmp_path: Path) -> None:
+    config = tmp_path / "model-config.yaml"
+    config.write_text("batchSize: 1\n")
+    result = doctor(well, "--config", config, "--bisect", "--write", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["bisection"]["kind"] == "nothing_wrong"
+    assert "not changed: --bisect found no operator" in result.stderr and config.read_text() == "batchSize: 1\n"
+
+
+def test_a_model_in_eager_pytorch_is_not_searched(ill: Path, tmp_path: Path) -> None:
+    config = tmp_path / "model-config.yaml"
+    config.write_text("batchSize: 1\n")
+    result = doctor(ill, "--config", config, "--bisect", "--write", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 2 and found["bisection"] is None
+    assert any("nothing to search" in note for note in found["report"]["notes"])
+    assert "not changed" in result.stderr and config.read_text() == "batchSize: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"disabled_ops": [], "ops": ["module.Twice"], "confirmed": True}, "found no operator to disable"),
+        ({"disabled_ops": ["aten.relu.default"], "ops": ["aten.relu.default"], "confirmed": False}, "not confirmed"),
+        (
+            {"disabled_ops": ["aten.relu.default"], "ops": ["m.T", "aten.relu.default"], "confirmed": True},
+            "not confirmed",
+        ),
+    ],
+)
+def test_only_what_is_known_to_help_is_written(
+    well: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], words: str
+) -> None:
+    bisection = {"kind": "wrong_answer", "explanation": "it is wrong", **found}
+    result = Culprits("wrong_answer")
+    monkeypatch.setattr(Culprits, "to_dict", lambda self: bisection)
+    monkeypatch.setattr("torchserve_openvino.doctor.bisecting.bisect.find_guilty", lambda *args, **named: result)
+    config = tmp_path / "model-config.yaml"
+    config.write_text("batchSize: 1\n")
+    run = doctor(well, "--config", config, "--bisect", "--write")
+    assert run.exit_code == 2 and words in run.stderr and config.read_text() == "batchSize: 1\n"
+
+
+def test_the_limits_of_the_diagnosis_hold_in_the_search(well: Path, tmp_path: Path) -> None:
+    config, mapping = tmp_path / "model-config.yaml", tmp_path / "cli_limited_ops.py"
+    config.write_text("handler: {openvino: {verify: {max_abs: 100.0, min_cosine: 0.99}}}\n")
+    mapping.write_text(WRONG)
+    result = doctor(well, "--config", config, "--mapping", mapping, "--bisect", "--json")
+    found = json.loads(result.stdout)
+    assert "min_cosine" in found["comparison"]["verdict"]
+    assert found["bisection"]["ops"] == ["aten.relu.default"] and found["bisection"]["confirmed"]
+
+
+def test_write_with_another_backend_is_refused_before_the_work(
+    well: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchserve_openvino.doctor.diagnose.diagnose", None)
+    config = tmp_path / "model-config.yaml"
+    config.write_text("pt2: inductor\n")
+    result = doctor(well, "--config", config, "--bisect", "--write")
+    assert result.exit_code == 1 and "inductor, which has no option disabled_ops" in result.stderr
+
+
+def test_another_backend_is_noted(well: Path, tmp_path: Path) -> None:
+    config = tmp_path / "model-config.yaml"
+    config.write_text("pt2: inductor\n")
+    result = doctor(well, "--config", config)
+    assert result.exit_code == 0 and "the backend inductor cannot be diagnosed" in result.stderr
+
+
+def test_templates_are_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    environment.cache_clear()
+    for option in ("--html", "--write-mapping"):
+        result = doctor("nowhere.py", option, tmp_path / "page.py")
+        assert result.exit_code == 1 and "jinja2 is missing" in result.stderr
+
+
+def test_an_error_of_a_file_does_not_lose_the_diagnosis(
+    well: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(diagnosis: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torchserve_openvino.doctor.rendering.picture.to_html", fails)
+    result = doctor(well, "--html", tmp_path / "page.html")
+    assert result.exit_code == 1 and "No space left" in result.stderr
+    assert "Everything runs on OpenVINO" in result.stdout
 
 
 WRONG = """

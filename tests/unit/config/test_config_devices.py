@@ -43,6 +43,8 @@ def test_an_absent_device_is_named_with_those_that_are_there(name, many_devices)
 
 
 def test_an_absent_gpu_on_this_machine():
+    with pytest.raises(DeviceNotFoundError, match="no device 'GPU'.*available: CPU"):
+        resolve_options({"device": "GPU", "precision": "f16"}, env={})
     with pytest.raises(DeviceNotFoundError, match="no device 'GPU'.*available: CPU") as caught:
         device_of("gpu")
     assert (caught.value.key, caught.value.location, caught.value.suggestion) == ("device", "options", "CPU")

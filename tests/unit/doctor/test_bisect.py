@@ -13,8 +13,10 @@ from torch import nn
 import torchserve_openvino as tov
 from helpers import break_conversion_of_tanh
 from torchserve_openvino.config import resolve_options
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.bisecting.bisect import Culprits, find_guilty
 from torchserve_openvino.doctor.target import SampleCall
+from torchserve_openvino.serving.verification.judge import Judge
 
 
 def find(model: Callable[..., Any], *args: Any, options: dict[str, Any] | None = None, **more: Any) -> Culprits:
@@ -142,9 +144,33 @@ def test_nodes_of_several_graphs_are_told_apart(wrong: Any) -> None:
 def test_a_tolerance_decides(wrong: Any) -> None:
     wrong("Sigmoid", lambda node: ops.add(node.output(0), ops.constant(1e-3, dtype="float32")))
     x = torch.randn(6)
-    assert find(torch.sigmoid, x, tolerance=1e-2).kind == "nothing_wrong"
-    assert find(torch.sigmoid, x, tolerance="bf16").kind == "nothing_wrong"
-    assert find(torch.sigmoid, x, tolerance=1e-5).ops == ("aten.sigmoid.default",)
+    limit = lambda most: Judge("f32", VerifySection(max_abs=most))
+    assert find(torch.sigmoid, x, judge=limit(1e-2)).kind == "nothing_wrong"
+    assert find(torch.sigmoid, x, judge=Judge("bf16", VerifySection())).kind == "nothing_wrong"
+    assert find(torch.sigmoid, x, judge=limit(1e-5)).ops == ("aten.sigmoid.default",)
+
+
+def test_every_limit_of_verify_decides(wrong: Any) -> None:
+    wrong("Relu", absolute)
+    x = torch.tensor([1.0, -0.5, 0.25, -2.0])
+    wide = VerifySection(max_abs=10.0)
+    assert find(torch.relu, x, judge=Judge("f32", wide)).kind == "nothing_wrong"
+    for limit in ({"min_cosine": 0.99}, {"min_top1": 1.0}):
+        found = find(lambda x: torch.relu(x)[None] + 0, x, judge=Judge("f32", wide.model_copy(update=limit)))
+        assert found.ops == ("aten.relu.default",) and found.confirmed
+        assert next(iter(limit)) in found.problem
+
+
+@pytest.mark.parametrize("backend", ["export", "openvino_ts"])
+def test_a_failure_of_another_backend_is_found_in_it(backend: str) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) + 1 if x.sum() > 0 else torch.relu(x)
+
+    found = find(Branches().eval(), torch.ones(3), backend=backend)
+    # Dynamo breaks the graph at the branch; torch.export refuses the whole model.
+    assert found.kind == ("not_repaired" if backend == "export" else "nothing_wrong")
+    assert ("no graph of the model was captured" in found.cause) == (backend == "export")
 
 
 def test_a_conversion_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,18 +224,17 @@ def test_random_models_and_buffers_are_compared_from_the_same_state(wrong: Any) 
     assert find(model, x).kind == "nothing_wrong"
     wrong("Sigmoid", plus_one)
     assert find(model, x).ops == ("aten.sigmoid.default",)
-    assert model.calls.eq(0).all() and torch.equal(x, before)
+    # One call of each search changes it: that before the first comparison.
+    assert model.calls.eq(2).all() and torch.equal(x, before)
 
 
 def test_a_model_with_hidden_state_is_said_to_have_it() -> None:
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
+    calls = [0]
 
+    class Hidden(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return torch.relu(x) + self.calls
+            calls[0] += 1
+            return torch.relu(x) + calls[0]
 
     found = find(Hidden().eval(), torch.randn(3))
     assert (found.kind, found.tests) == ("not_repaired", 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from ill_models import ANY_SIZE, ILL, WELL, written
 
-from helpers import hypot_refused
+from helpers import hypot_refused, stick
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.diagnose import diagnose
@@ -110,6 +110,20 @@ def test_a_disabled_operator_is_tried_again(tmp_path: Path) -> None:
     assert step.kind == "enable" and step.proven and "disabled_ops" in step.title
 
 
+@pytest.mark.parametrize("backend", ["export", "openvino_ts"])
+def test_the_backend_of_the_yaml_is_diagnosed_and_tried(tmp_path: Path, backend: str) -> None:
+    config = written(
+        tmp_path,
+        "model-config.yaml",
+        f"pt2: {{compile: {{backend: {backend}, options: {{disabled_ops: [aten.relu]}}}}}}\n",
+    )
+    found = diagnose(load_target(TargetSpec(written(tmp_path, f"{backend}_file.py", WELL), config)))
+    assert found.report["config"]["backend"] == backend and not found.comparison["verdict"]
+    (refused,) = found.refused
+    (step,) = refused.next_steps
+    assert (refused.op, step.kind, step.proven) == ("aten.relu.default", "enable", True), step.text
+
+
 def test_types_that_openvino_lacks_get_a_rewrite_not_a_mapping(tmp_path: Path) -> None:
     text = """
 import torch
@@ -141,6 +155,53 @@ def test_the_limits_are_those_of_the_configuration(max_abs: float | None, words:
     )
     verdict = diagnose(target).comparison["verdict"]
     assert words in verdict and bool(verdict) == bool(words)
+
+
+class Changing(torch.nn.Module):
+    """Writes to its input, counts its calls in a buffer and an attribute, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        self.count += 1
+        return torch.relu(x.add_(self.calls)) + torch.rand(3) + self.count
+
+
+def test_both_models_run_from_the_same_state() -> None:
+    x = torch.randn(3)
+    before = x.clone()
+    target = Target(Changing().eval(), SampleCall((x,), {}), resolve_options(None), "changing")
+    compared = diagnose(target).comparison
+    assert compared["verdict"] == "" and compared["max_abs"] < 1e-5
+    assert torch.equal(x, before)
+
+
+def test_a_difference_that_shows_on_other_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stick(monkeypatch)
+    target = Target(torch.nn.Tanh(), SampleCall((torch.tensor([-1.0, 0.5, 2.0]),), {}), resolve_options(None), "net")
+    found = diagnose(target)
+    assert found.comparison["verdict"].startswith("with the values in reverse order: output 0: differs by")
+    assert found.comparison["max_abs"] > 0.1 and not found.healthy
+
+
+def test_other_values_that_eager_refuses_are_not_compared() -> None:
+    class Sorted(torch.nn.Module):
+        def forward(self, table: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding_bag(torch.arange(6), table, bags, mode="sum") * 2
+
+    call = SampleCall((torch.randn(6, 2), torch.tensor([0, 1, 5])), {})
+    assert diagnose(Target(Sorted().eval(), call, resolve_options(None), "net")).comparison["verdict"] == ""
+
+
+def test_an_answer_of_the_search_counts(tmp_path: Path) -> None:
+    found = diagnose(load_target(TargetSpec(written(tmp_path, "searched_file.py", WELL))))
+    for kind, healthy in (("nothing_wrong", True), ("wrong_answer", False), ("not_repaired", False)):
+        found.bisection = {"kind": kind}
+        assert found.healthy == healthy
 
 
 def test_times_of_parts_add_up_to_no_more_than_the_call() -> None:

@@ -119,3 +119,22 @@ def test_a_page_shows_an_answer_that_is_no_number(ill: dict[str, Any]) -> None:
     # What JSON has for infinity, where the compiled answer is NaN or of another shape.
     page = to_html({**ill, "comparison": {**ill["comparison"], "max_abs": "inf", "verdict": "has NaN"}})
     assert ">inf</b>has NaN" in page
+
+
+def test_a_reason_may_be_empty(ill: dict[str, Any]) -> None:
+    fallback = {"kind": "runtime_failed", "op": "x", "to": "eager", "count": 1, "where": "", "reason": ""}
+    breaks = [{**each, "reason": ""} for each in ill["graph_breaks"]]
+    odd = {**ill, "fallbacks": [fallback], "graph_breaks": breaks}
+    assert breaks and "no reason is known" in to_html(odd) and "runtime_failed" in printed(odd)
+
+
+def test_an_infinite_difference_within_the_limits_is_shown(ill: dict[str, Any]) -> None:
+    odd = {**ill, "comparison": {**ill["comparison"], "max_abs": "inf", "verdict": ""}}
+    assert "largest difference inf" in printed(odd) and ">inf</b>" in to_html(odd)
+
+
+def test_what_the_search_alone_found_is_said(ill: dict[str, Any]) -> None:
+    well = {**ill["summary"], "all_on_openvino": True}
+    bisection = {"kind": "wrong_answer", "explanation": "aten.relu.default is to blame"}
+    shown = printed({**ill, "summary": well, "bisection": bisection, "healthy": False})
+    assert "aten.relu.default is to blame" in shown and "the first compilation does not show" in shown

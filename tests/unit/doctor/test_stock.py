@@ -4,11 +4,15 @@ import json
 import sys
 import time
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from torchserve_openvino.doctor.bisecting import stock_worker
 from torchserve_openvino.doctor.bisecting.stock import (
     StockRun,
     StockVerdict,
@@ -16,7 +20,7 @@ from torchserve_openvino.doctor.bisecting.stock import (
     run_worker,
     what_upstream_does,
 )
-from torchserve_openvino.doctor.target import TargetSpec
+from torchserve_openvino.doctor.target import SampleCall, TargetSpec
 
 SCRIPT = Path(__file__).with_name("stock_process.py")
 
@@ -111,3 +115,55 @@ def test_a_conv_net_is_refused_or_runs_eager_and_with_aot_autograd_overwrites_it
     assert run.first_call_seconds > run.later_call_seconds > 0
     # share_outputs: the result is a view of the infer request's memory.
     assert run.first_answer_overwritten and "overwrote the answer of the first" in run.text()
+
+
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets "OpenVINO's backend" run the model itself, so that this process does not import it."""
+    monkeypatch.setattr(stock_worker, "_watch", lambda: nullcontext(stock_worker._Watched()))
+    monkeypatch.setattr(torch, "compile", lambda model, **arguments: model)
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_values_that_eager_refuses_are_no_fault_of_openvino() -> None:
+    class Picky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x[0] > 1:
+                raise ValueError("the first value must be small")
+            return x * 2
+
+    run = StockRun(**stock_worker.run_stock(Picky(), SampleCall((torch.tensor([0.0, 9.0]),), {}), None))
+    assert (run.outcome, run.error, run.values_compared) == ("eager", "", 1)
+    assert (run.max_abs, run.max_abs_other_input) == (0.0, None)
+    assert "difference from eager: 0 at most" in run.text()
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_each_run_of_stock_starts_from_the_same_inputs_and_state() -> None:
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x.add_(self.calls) + torch.rand(2)
+
+    x = torch.tensor([1.0, 2.0])
+    run = StockRun(**stock_worker.run_stock(Changing(), SampleCall((x,), {}), None))
+    assert (run.max_abs, run.max_abs_other_input, run.values_compared) == (0.0, 0.0, 2)
+    assert not run.first_answer_overwritten and x.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_an_answer_that_the_next_call_overwrites_is_seen() -> None:
+    class Shares(nn.Module):
+        memory = torch.zeros(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.memory.copy_(x)
+
+    # The memory belongs to the function alone, as that of an infer request.
+    shares = Shares()
+    run = stock_worker.run_stock(lambda x: shares(x), SampleCall((torch.tensor([1.0, 2.0]),), {}), None)
+    assert run["first_answer_overwritten"]

@@ -14,6 +14,7 @@ from torchserve_openvino.doctor.diagnose import diagnose
 from torchserve_openvino.doctor.target import TargetSpec, load_target, parse_inputs
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
 from torchserve_openvino.packaging.archive import run_archiver
+from torchserve_openvino.serving.verification.measures import Top1
 
 
 def test_inputs_are_read_as_written() -> None:
@@ -100,6 +101,19 @@ def test_the_precision_of_the_yaml_is_diagnosed_and_auto_says_what_it_is(
     assert found.summary["precision"] == hint == found.comparison["precision"] and not found.comparison["verdict"]
     notes = [note for note in found.report["notes"] if "handler.openvino.precision is auto" in note]
     assert bool(notes) == (stated == "auto")
+
+
+@pytest.mark.parametrize(
+    ("stated", "backend", "noted"),
+    [("openvino_ts", "openvino_ts", False), ("export", "export", False), ("inductor", "openvino", True)],
+)
+def test_the_backend_is_that_of_the_yaml_or_a_note_says_why_not(
+    tmp_path: Path, stated: str, backend: str, noted: bool
+) -> None:
+    config = written(tmp_path, "model-config.yaml", f"pt2: {{compile: {{enable: true, backend: {stated}}}}}\n")
+    target = load_target(TargetSpec(written(tmp_path, f"backend_{stated}.py", WELL), config))
+    assert target.backend == backend
+    assert any(f"the backend {stated} cannot be diagnosed" in note for note in target.notes) == noted
 
 
 def test_nothing_known_of_the_inputs_names_the_ways(tmp_path: Path) -> None:
@@ -220,3 +234,32 @@ def test_a_damaged_archive_is_an_error(archive: Path, tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:200])
     with pytest.raises(PackagingError):
         load_target(TargetSpec(str(broken)))
+
+
+def test_the_measure_of_the_task_judges_a_narrow_precision(tmp_path: Path) -> None:
+    config = (
+        "handler: {openvino: {verify: {measure: {probability: 0.25}}, "
+        "warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}}}\n"
+    )
+    task = load_target(TargetSpec(str(archived(tmp_path, config, handlers()["image_classifier"]))))
+    assert task.measure == Top1(0.25) and not task.notes
+    assert task.judge_in("bf16").measure == Top1(0.25) and task.judge_in("f32").measure is None
+    # Far apart as numbers, the same classes for who reads them.
+    got, expected = [torch.tensor([[20.0, 1.0]])], [torch.tensor([[30.0, 1.0]])]
+    assert (
+        task.judge_in("f32").judge(got, expected).problems and not task.judge_in("bf16").judge(got, expected).problems
+    )
+
+
+def test_a_measure_that_has_no_use_is_refused_or_noted(tmp_path: Path) -> None:
+    config = (
+        "handler: {openvino: {verify: {measure: {probability: 0.25}}, "
+        "warmup: {inputs: [{name: ids, shape: [4], dtype: int64, low: 0, high: 50}]}}}\n"
+    )
+    with pytest.raises(ConfigError, match="answers of this handler are compared by numbers"):
+        load_target(TargetSpec(str(archived(tmp_path, config, handlers()["tensor"]))))
+    # Without its archive, the task of a model is not known.
+    file = written(tmp_path, "measured_file.py", WELL)
+    target = load_target(TargetSpec(file, str(tmp_path / "model-config.yaml"), ("2,4",)))
+    assert target.judge_in("bf16").measure is None
+    assert any("verify.measure has no effect here" in note for note in target.notes)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchserve_openvino.config import load_serving_config
-from torchserve_openvino.doctor.bisecting.yaml_edit import add_disabled_ops
+from torchserve_openvino.doctor.bisecting.yaml_edit import add_disabled_ops, require_disabled_ops
 from torchserve_openvino.errors import ConfigError, UnknownOperatorError
 
 CONFIGS = (Path(__file__).resolve().parents[3] / "model-config").glob("*.yaml")
@@ -170,6 +170,14 @@ def test_an_alias_beside_is_no_hindrance(file: Path) -> None:
 def test_another_backend_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match="inductor, which has no option disabled_ops"):
         edit(file, "pt2: inductor\n")
+    with pytest.raises(ConfigError, match="inductor, which has no option disabled_ops"):
+        require_disabled_ops(file)
+
+
+def test_no_operators_change_nothing(file: Path) -> None:
+    file.write_text("pt2: {backend: openvino}\n")
+    require_disabled_ops(file)
+    assert add_disabled_ops(file, []) == "" and file.read_text() == "pt2: {backend: openvino}\n"
 
 
 def test_a_broken_file_stays_as_it_is(file: Path) -> None:

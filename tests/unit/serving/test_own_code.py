@@ -36,7 +36,7 @@ from own_handlers import (
 from serving_worker import WARMUP, sent
 from torch import nn
 
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ModelLoadError, VerificationError
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
@@ -116,6 +116,24 @@ def test_a_method_is_counted_and_its_calls_are_compiled_where_the_model_is_named
     torch.testing.assert_close(torch.tensor(made.handle(handler, OTHER)), torch.tensor(expected))
     report, outside = report_of(handler)
     assert not outside and report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
+
+
+class Encoder(Plain):
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model.encoder(data)
+
+
+def test_a_part_that_no_sample_calls_is_not_verified(archive) -> None:
+    _, handler = start(archive, Encoder, compile=["model.encoder"])
+    # The whole model, which nobody calls, does not count.
+    assert worker_of(handler).report.verified
+    both = ["model.encoder", "model.head"]
+    _, handler = start(archive, Encoder, compile=both)
+    report = worker_of(handler).report
+    assert not report.verified and "no sample" in report.to_dict()["verify"]["parts"]["model.head"]["skipped"]
+    with pytest.raises(VerificationError, match="verify.required is not met: no sample shows a call"):
+        start(archive, Encoder, compile=both, verify={"required": True})
 
 
 def test_explanations_have_gradients_of_the_eager_model_and_are_counted(archive) -> None:

@@ -1,5 +1,6 @@
 """One precision for a model: f32, what the YAML names, or what was measured once."""
 
+import json
 import random
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.serving import compilation, precision
 from torchserve_openvino.serving import precision_trial as trials_of
 from torchserve_openvino.serving.precision import (
+    StoredChoice,
     TimedPrecision,
     candidates,
     explain,
@@ -81,6 +83,19 @@ def served(made) -> tuple[dict, torch.Tensor]:
 def test_choice(trials, chosen) -> None:
     assert ranking(trials)[0] == chosen and ranking(trials)[-1] == "f32"
     assert explain(trials)["chosen"] == chosen
+
+
+def test_a_candidate_whose_answers_are_no_numbers_is_stored_as_rejected(archive, tmp_path) -> None:
+    inf, nan = float("inf"), float("nan")
+    lost = {
+        "passed": False,
+        "max_abs": inf,
+        "cosine": nan,
+        "measure": {"name": "probability", "bound": 0.02, "worst": nan},
+    }
+    facts = explain([trial("f32"), TimedPrecision("f16", lost, 2.0, 2.0, 1.0)])
+    assert facts["chosen"] == "f32" and facts["tried"]["f16"]["max_abs"] == "inf"
+    assert StoredChoice.model_validate(json.loads(json.dumps(facts, allow_nan=False))).tried["f16"].cosine == "nan"
 
 
 def test_a_sure_median_is_below_the_median_of_the_population_as_often_as_it_says() -> None:

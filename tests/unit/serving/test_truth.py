@@ -91,6 +91,61 @@ def test_required_verification_refuses_to_start_without_it(archive) -> None:
         served(archive, {"verify": {"required": True}}, weights=save_weights)
 
 
+NAMES = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 8)
+    def forward(self, x):
+        self.body(x)
+        return None
+"""
+
+
+def test_an_answer_that_holds_nothing_is_not_verified(archive) -> None:
+    weights = {"body.weight": torch.ones(8, 4), "body.bias": torch.ones(8)}
+    files = {"model_file": NAMES, "weights": lambda path: torch.save(weights, path)}
+    _, handler = served(archive, KNOWN, **files)
+    report = worker_of(handler).report
+    assert "no tensors, numbers or texts" in report.to_dict()["verify"]["skipped"] and not report.verified
+    with pytest.raises(VerificationError, match=r"verify.required is not met: eager's answer holds no tensors"):
+        served(archive, {**KNOWN, "verify": {"required": True}}, **files)
+
+
+CHANGING = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 8)
+        self.register_buffer("calls", torch.zeros(1))
+    def forward(self, x):
+        {line}
+        return self.body(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sample"),
+    [
+        ("x = x + torch.rand_like(x)", None),
+        ("self.calls += 1; x = x + self.calls", None),
+        ("self.calls += 1", None),
+        ("x *= 0.5", "batch 1"),
+    ],
+)
+def test_a_health_check_changes_nothing_and_tells_what_changes_from_what_is_wrong(archive, line, sample) -> None:
+    weights = {"body.weight": torch.ones(8, 4), "body.bias": torch.ones(8), "calls": torch.zeros(1)}
+    files = {"model_file": CHANGING.format(line=line), "weights": lambda path: torch.save(weights, path)}
+    _, handler = served(archive, KNOWN, **files)
+    worker = worker_of(handler)
+    calls = handler.eager_model.calls.clone()
+    for _ in range(2):
+        assert worker.health.check() == {"healthy": True, "sample": sample, "verified": True}
+    assert torch.equal(handler.eager_model.calls, calls)
+
+
 def test_required_verification_refuses_training_mode(archive) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)).train()
     section = {**KNOWN, "verify": {"required": True}}

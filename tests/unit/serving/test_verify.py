@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.serving.shapes.warmup import Case
@@ -50,6 +51,57 @@ def test_each_output_has_its_own_figures() -> None:
 def test_cosine_and_top1_have_limits_of_their_own(section, word) -> None:
     result = run(lambda x: -x, max_abs=100.0, **section)
     assert not result["passed"] and word in result["problems"][0]
+
+
+class Counting(nn.Module):
+    """Keeps how often it was called, as some memories do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+class Replacing(nn.Module):
+    """Keeps the same in TorchScript, by another tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return x + self.calls
+
+
+CHANGING = [
+    lambda x: x.sub_(0.5) * 2,
+    lambda x: x + torch.rand_like(x),
+    Counting(),
+    torch.jit.script(Counting()),
+    torch.jit.script(Replacing()),
+]
+
+
+@pytest.mark.parametrize("model", CHANGING)
+def test_what_one_run_changes_the_other_does_not_see(model) -> None:
+    sample, generator = BATCH[0].inputs[0][0].clone(), torch.get_rng_state()
+    answers = EagerAnswers(model)
+    for _ in range(2):
+        result = compare(model, answers, BATCH, Judge("f32", VerifySection()))
+        assert result["passed"] and result["max_abs"] == 0
+    assert torch.equal(BATCH[0].inputs[0][0], sample) and torch.equal(torch.get_rng_state(), generator)
+    assert not isinstance(model, nn.Module) or model.calls.item() == 0
+
+
+def test_answers_without_anything_to_compare_count_as_not_compared() -> None:
+    result = run(lambda x: None, lambda x: None)
+    assert result["value_sets"]["compared"] == 0 and "nothing" not in result["problems"]
+    assert "no tensors, numbers or texts" in result["value_sets"]["why_skipped"][0]
+    assert not run(lambda x: "dog", lambda x: "cat")["passed"]
 
 
 def test_nan_shape_type_and_count() -> None:

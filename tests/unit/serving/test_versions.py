@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from torchserve_openvino.errors import UntestedVersionError
+from torchserve_openvino.serving.versions import start as start_module
 from torchserve_openvino.serving.versions.start import admit_versions
 from torchserve_openvino.serving.versions.tested import TESTED, installed, minor, untested
 
@@ -69,6 +71,21 @@ def test_a_newer_version_is_tried_once_and_warned_of(start, tmp_path: Path) -> N
     second = start(NEWER)
     assert second.stdout == first.stdout
     assert "trying" not in second.stderr
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "late"])
+def test_probes_that_did_not_end_are_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: bool) -> None:
+    def run(command: list[str], **how: object) -> subprocess.CompletedProcess[str]:
+        if not killed:
+            raise subprocess.TimeoutExpired(command, 300)
+        return subprocess.CompletedProcess(command, -9, "", "")
+
+    monkeypatch.setattr(start_module, "untested", lambda: {"torch": "2.99.0"})
+    monkeypatch.setattr(start_module.subprocess, "run", run)
+    for _ in range(2):
+        with pytest.raises(UntestedVersionError, match="the probes: "):
+            admit_versions(lambda: tmp_path)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_renamed_private_function_is_refused_by_name(start) -> None:

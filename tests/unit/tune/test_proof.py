@@ -33,6 +33,9 @@ RIGHT = [
     ([1e-9, -2e-9, 0.0], [3e-9, 1e-9, 0.0], "f32"),
     ([], [], "f32"),
     (None, None, "f32"),
+    ([0.5, float("inf"), float("nan")], [0.5, float("inf"), float("nan")], "f32"),
+    # A box is a few pixels wider in a lower precision.
+    ({"xmin": 10, "ymin": 20, "xmax": 300, "ymax": 400}, {"xmin": 11, "ymin": 20, "xmax": 302, "ymax": 400}, "bf16"),
     # OpenAI's answers have a name and a time of their own.
     (
         {"id": "a", "created": 1, "choices": [{"text": "x"}]},
@@ -51,7 +54,14 @@ WRONG = [
     ([0.5, 0.5], [0.5], "f32", "shape"),
     ([0.5, 0.5], [0.5, float("nan")], "f32", "NaN"),
     # Tokens and pixels are equal or wrong.
-    ({"tokens": [1, 2]}, {"tokens": [1, 3]}, "bf16", "differs"),
+    ({"tokens": [1, 2]}, {"tokens": [1, 3]}, "bf16", "'3' instead of '2'"),
+    ([1000, 5], [1001, 5], "f32", r"answer\[0\] is '1001' instead of '1000'"),
+    ({"class_id": 281}, {"class_id": 285}, "bf16", "'285' instead of '281'"),
+    ({"class_id": 281, "score": 0.9, "label": "cat"}, {"class_id": 285, "score": 0.9, "label": "cat"}, "bf16", "'285'"),
+    (281, 285, "bf16", "'285'"),
+    ([0.5, float("inf")], [0.5, float("-inf")], "f32", "infinity"),
+    ([0.5, float("inf")], [0.5, float("nan")], "f32", "infinity"),
+    ([0.5, 1.0], [0.5, float("inf")], "f32", "infinity"),
     ({"text": "a"}, {"text": "b"}, "bf16", "'b' instead of 'a'"),
     ({"text": "a"}, {"words": "a"}, "f32", "keys"),
     ([{"a": "x"}], [], "f32", "0 entries instead of 1"),

@@ -7,6 +7,7 @@ any depth, and class attributes of the user's classes. State elsewhere (a global
 import collections
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ class StateKeeper:
         self._tensors: list[_Content] = []
         self._contents = contents
         self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._scripted: list[tuple[str, Any, str, torch.Tensor]] = []
         if isinstance(model, torch.nn.Module):
             self._visit(model, "")
             if weights:
@@ -81,6 +83,7 @@ class StateKeeper:
         """Returns the names of everything that has changed, sorted."""
         names = {name for member in self._held for name in _differences(member)}
         names |= {tensor.name for tensor in self._tensors if _is_other(tensor)}
+        names |= {name for name, module, key, buffer in self._scripted if getattr(module, key) is not buffer}
         for cls, before in self._classes:
             now = _class_values(cls)
             names |= {f"{cls.__name__}.{name}" for name in before if not same(before[name], now.get(name))}
@@ -95,13 +98,17 @@ class StateKeeper:
             for name, value in before.items():
                 if not same(value, cls.__dict__.get(name)):
                     setattr(cls, name, value)
+        for _, module, key, buffer in self._scripted:
+            if getattr(module, key) is not buffer:
+                setattr(module, key, buffer)
         for tensor in self._tensors:
             # An unchanged tensor must keep its version counter, by which weights are watched.
             if tensor.copy is None or not _is_other(tensor):
                 continue
             if tensor.tensor.data_ptr() != tensor.alias.data_ptr() or tensor.tensor.shape != tensor.alias.shape:
                 tensor.tensor.data = tensor.alias
-            with torch.no_grad():
+            # What was made in inference mode can be changed only there.
+            with torch.no_grad(), torch.inference_mode(tensor.tensor.is_inference()):
                 tensor.tensor.copy_(tensor.copy)
 
     def unrestorable(self) -> list[str]:
@@ -129,6 +136,11 @@ class StateKeeper:
         if not isinstance(value, torch.Tensor) and isinstance(attributes := getattr(value, "__dict__", None), dict):
             if isinstance(value, torch.nn.Module):
                 self._visit_class(type(value))
+            if isinstance(value, torch.jit.ScriptModule) and self._contents:
+                # Python does not see the tensors of TorchScript among its attributes.
+                for key, buffer in value.named_buffers(recurse=False):
+                    self._scripted.append((_joined(name, key), value, key, buffer))
+                    self._visit(buffer, _joined(name, key))
             self._visit(attributes, name)
 
     def _visit_class(self, cls: type) -> None:
@@ -139,6 +151,22 @@ class StateKeeper:
 
     def _hold(self, container: Any, name: str, items: list[Any], refill: Callable[[Any, list[Any]], None]) -> None:
         self._held.append(_Held(name, container, items, lambda old: refill(container, old)))
+
+
+@contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Draws the same random numbers each time, and restores them and a model's state afterwards.
+
+    Args:
+        model: A module; of any other callable, state is unknown.
+    """
+    keeper = StateKeeper(model, contents=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        try:
+            yield
+        finally:
+            keeper.restore()
 
 
 def _class_values(cls: type) -> dict[str, Any]:

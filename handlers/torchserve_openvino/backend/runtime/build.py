@@ -148,6 +148,9 @@ def _crashes(model: ov.Model, device: str) -> str:
 
 
 def _properties(device: str, config: Mapping[str, Any], unfused: bool = False) -> dict[str, Any]:
+    if device.partition(":")[0] == "AUTO":
+        # OpenVINO would answer on the CPU until the other device is ready: what was verified would not serve.
+        return {"ENABLE_STARTUP_FALLBACK": False, **config}
     if not _is_cpu(device):
         return dict(config)
     fusion = NO_FUSION if unfused else {}
@@ -311,6 +314,9 @@ def device_capabilities(device: str) -> list[str]:
     return [str(name) for name in core().get_property(device, "OPTIMIZATION_CAPABILITIES")]
 
 
+_DRIVERS = ("GPU_DRIVER_VERSION", "NPU_DRIVER_VERSION")
+
+
 @functools.lru_cache(maxsize=32)
 def device_facts(device: str) -> dict[str, Any]:
     """Returns what a compiled blob depends on besides its model: the hardware behind a device string, JSON-safe."""
@@ -322,7 +328,15 @@ def device_facts(device: str) -> dict[str, Any]:
         fast[member] = device_capabilities(member)
     # oneDNN's own variable, which makes it compile for a lesser CPU.
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-    return {"names": names, "fast": fast, "cpu": capability, "limit": limit}
+    drivers = {member: versions for member in names if (versions := _driver_versions(member))}
+    facts = {"names": names, "fast": fast, "cpu": capability, "limit": limit}
+    return {**facts, "drivers": drivers} if drivers else facts
+
+
+def _driver_versions(device: str) -> dict[str, str]:
+    """Returns what a device's compiled blobs depend on besides its name; empty for a CPU."""
+    supported = core().get_property(device, "SUPPORTED_PROPERTIES")
+    return {name: str(core().get_property(device, name)) for name in _DRIVERS if name in supported}
 
 
 def _members(device: str) -> list[str]:

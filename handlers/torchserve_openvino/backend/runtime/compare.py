@@ -1,9 +1,13 @@
 """Compares two outputs of a model, within the tolerance of a precision."""
 
+import dataclasses
+import hashlib
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -19,9 +23,11 @@ from torchserve_openvino.report.tracker import Tracker
 RELATIVE_TOLERANCE = {"f32": 1e-3, "bf16x3": 1e-3, "f16": 2e-2, "bf16": 6e-2, "int8": 0.5}
 # Outputs below it are assumed to be what remains after larger values cancel: the tolerance shrinks no further.
 SMALLEST_SCALE = 1e-2
-# The share of an output's integers or booleans that may differ in f32. Rounding rarely changes an argmax or a
-# thresholded value, but then by any amount; in an output of fewer than 1,000 values none may differ.
-MOVED_SHARE = 1e-3
+# The share of an output's integers or booleans that may differ. Rounding rarely changes an argmax or a thresholded
+# value, but then by any amount; in f32, in an output of fewer than 1,000 values none may differ.
+MOVED_SHARE = {"f32": 1e-3, "bf16x3": 1e-3, "f16": 5e-3, "bf16": 2e-2, "int8": 0.1}
+# Samples of pictures and sound, which a lower precision moves by a little, and nearly all of them.
+_QUANTITIES = frozenset({torch.uint8, torch.int8, torch.int16})
 _F32 = frozenset({"f32", "bf16x3"})
 _OF_DTYPE = {torch.float16: RELATIVE_TOLERANCE["f16"], torch.bfloat16: RELATIVE_TOLERANCE["bf16"]}
 
@@ -62,6 +68,40 @@ def output_tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(plain) if isinstance(leaf, torch.Tensor)]
 
 
+def comparable(output: Any) -> list[torch.Tensor]:
+    """Returns everything in an output that can be compared, as tensors, in order.
+
+    Numbers and NumPy's arrays become tensors, texts and what else NumPy holds a number that stands for them; fields of
+    dataclasses count by themselves. None and other objects are left out.
+    """
+    return list(_comparable(output))
+
+
+def _comparable(output: Any) -> Iterator[torch.Tensor]:
+    plain = dict(output) if hasattr(output, "keys") else output
+    for leaf in pytree.tree_leaves(plain):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, (np.ndarray, np.generic)):
+            array = np.asarray(leaf)
+            yield torch.tensor(array) if array.dtype.kind in "biufc" else _standing_for(repr(array.tolist()))
+        elif isinstance(leaf, int) and not -(1 << 63) <= leaf < 1 << 63:
+            yield _standing_for(str(leaf))
+        elif isinstance(leaf, (bool, int, float, complex)):
+            yield torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+        elif isinstance(leaf, (str, bytes)):
+            yield _standing_for(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) and not hasattr(leaf, "keys"):
+            yield from _comparable([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        elif leaf is not output and hasattr(leaf, "keys"):
+            yield from _comparable(leaf)
+
+
+def _standing_for(text: str | bytes) -> torch.Tensor:
+    content = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    return torch.tensor(int.from_bytes(hashlib.sha256(content).digest()[:8], "big", signed=True))
+
+
 def difference(got: Any, expected: Any, precision: str, max_abs: float | None = None) -> str:
     """Describes in words how an output differs from the expected one; empty if it does not.
 
@@ -71,7 +111,7 @@ def difference(got: Any, expected: Any, precision: str, max_abs: float | None = 
         precision: The precision that the device infers with; sets the tolerance.
         max_abs: Largest difference allowed, instead of the precision's.
     """
-    ours, theirs = output_tensors(got), output_tensors(expected)
+    ours, theirs = comparable(got), comparable(expected)
     if len(ours) != len(theirs):
         return f"{len(ours)} outputs instead of {len(theirs)}"
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -101,18 +141,23 @@ def too_far(
     if not expected.numel():
         return ""
     integers = not expected.is_floating_point() and not expected.is_complex()
-    if integers and max_abs is None and precision in _F32:
-        moved, allowed = int((got != expected).sum()), int(MOVED_SHARE * expected.numel())
+    if integers and torch.equal(got, expected):
+        return ""
+    if integers and max_abs is None and (precision in _F32 or expected.dtype not in _QUANTITIES):
+        share = MOVED_SHARE.get(precision, MOVED_SHARE["bf16"])
+        moved, allowed = int((got != expected).sum()), int(share * expected.numel())
         kind = str(expected.dtype).removeprefix("torch.")
         return f"differs in {moved} of {expected.numel()} {kind} values, more than {allowed}" if moved > allowed else ""
     limit = largest_allowed(expected, precision) if max_abs is None else max_abs
     worst = _worst(widened(got), widened(expected)) if worst is None else worst
+    # Large integers that differ may be one number in float64.
+    worst = max(worst, 1.0) if integers else worst
     return f"differs by {worst:.3g}, more than {limit:.3g}" if worst > limit else ""
 
 
 def largest_difference(got: Any, expected: Any) -> float:
     """Returns the largest absolute difference between two outputs; infinite if only one is NaN, or shapes differ."""
-    ours, theirs = output_tensors(got), output_tensors(expected)
+    ours, theirs = comparable(got), comparable(expected)
     if [t.shape for t in ours] != [t.shape for t in theirs]:
         return float("inf")
     pairs = [(widened(a), widened(b)) for a, b in zip(ours, theirs, strict=True) if a.numel()]

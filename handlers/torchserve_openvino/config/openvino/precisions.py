@@ -64,7 +64,11 @@ def unsupported(precision: str, device: str) -> str | None:
         return None
     import openvino as ov
 
-    fast = ov.Core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    try:
+        fast = ov.Core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    except RuntimeError:
+        # There is no such device here, which is said where devices are checked.
+        return None
     has = [name for word, name in CAPABILITIES.items() if word in fast]
     return None if precision in has else f"is not supported by {device} on this machine, which has {', '.join(has)}."
 

@@ -12,6 +12,7 @@ from torchserve_openvino.doctor.bisecting.experiments import Experiments, NodeIn
 from torchserve_openvino.doctor.describe import json_number
 from torchserve_openvino.ops.mappings import MODULES, registered
 from torchserve_openvino.ops.rule_registry import rule_of
+from torchserve_openvino.serving.verification.judge import Judge
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import SampleCall
@@ -267,7 +268,8 @@ def find_guilty(
     call: "SampleCall",
     options: ResolvedOptions,
     *,
-    tolerance: float | str | None = None,
+    backend: str = "openvino",
+    judge: Judge | None = None,
     dynamic: bool | None = False,
     max_tests: int = 200,
     progress: Progress = lambda message: None,
@@ -281,8 +283,8 @@ def find_guilty(
         model: In evaluation mode, on the CPU.
         call: Its inputs: ``args`` and ``kwargs``.
         options: Those that it is served with.
-        tolerance: Largest absolute difference that counts as right, or a precision's name (``f32``, ``bf16``); None
-            for the precision that the options give.
+        backend: ``openvino``, ``openvino_ts`` or ``export``.
+        judge: Judges the answers; None for the tolerance of the precision that the options give.
         dynamic: As for ``torch.compile``.
         max_tests: Limit on the compilations of each of the two searches; at the limit, the best set found so far is
             the result.
@@ -293,7 +295,7 @@ def find_guilty(
     """
     start = time.perf_counter()
     progress("running eager PyTorch twice")
-    experiments = Experiments(model, call, options, tolerance=tolerance, dynamic=dynamic)
+    experiments = Experiments(model, call, options, backend=backend, judge=judge, dynamic=dynamic)
     search = _Search(experiments, max_tests, progress)
 
     def result(kind: Kind, **facts: Any) -> Culprits:
@@ -303,7 +305,7 @@ def find_guilty(
         return result(
             "not_repaired",
             problem=f"eager PyTorch gives a different answer each time: {experiments.unsteady}",
-            cause="the model draws random numbers of its own, or keeps state outside of its buffers",
+            cause="the model draws random numbers of its own, or keeps state outside of its modules",
         )
     progress("compiling the model as it is")
     before = experiments.run()
@@ -312,7 +314,7 @@ def find_guilty(
         return result("nothing_wrong", **seen)
     ops = search.over_ops(before)
     if ops is None:
-        return result("not_repaired", cause=_no_operator(experiments), **seen)
+        return result("not_repaired", cause=_no_operator(experiments, before), **seen)
     candidates = [node for node in before.nodes if node.op in ops.items]
     nodes = search.over_nodes(candidates)
     progress(f"compiling with disabled_ops: {', '.join(ops.items)}")
@@ -388,14 +390,16 @@ def _by_suspicion(outcome: TrialOutcome) -> list[str]:
     return sorted(counts, key=suspicion)
 
 
-def _no_operator(experiments: Experiments) -> str:
-    """Says what changes the answer although every operator runs in eager PyTorch."""
+def _no_operator(experiments: Experiments, before: TrialOutcome) -> str:
+    """Returns what changes the answer although every operator runs in eager PyTorch."""
+    if not before.nodes:
+        return "no graph of the model was captured, so that there is no operator to leave out"
     if tracing := experiments.run_without_openvino():
         return (
             f"torch.compile changes the answer before OpenVINO sees the graph ({tracing}); compare with "
             'torch.compile(model, backend="aot_eager")'
         )
     return (
-        "the problem remains with every operator in eager PyTorch: the model keeps state outside of its buffers, or "
+        "the problem remains with every operator in eager PyTorch: the model keeps state outside of its modules, or "
         "draws random numbers in another order when compiled, or a decomposition of this package is wrong"
     )

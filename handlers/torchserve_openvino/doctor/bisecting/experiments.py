@@ -9,26 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import compile
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation
-from torchserve_openvino.backend.runtime.compare import difference, largest_difference, reordered
+from torchserve_openvino.backend.runtime.compare import largest_difference
 from torchserve_openvino.config import ResolvedOptions
+from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.doctor.describe import described
+from torchserve_openvino.doctor.fixed_state import FixedState, call_once, differences
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
 from torchserve_openvino.report import Fallback
+from torchserve_openvino.serving.verification.judge import Judge
 
 if TYPE_CHECKING:
     from torchserve_openvino.doctor.target import SampleCall
 
-logger = logging.getLogger(__name__)
-
 FAILURES = ("conversion_failed", "compile_failed", "compile_died", "runtime_failed")
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,14 @@ class TrialOutcome:
 class Experiments:
     """Runs a model in eager PyTorch and on OpenVINO, from the same state, on one input and on its values reordered.
 
-    The random generator is seeded and the model's buffers are restored before each run, so that a model that draws
-    random numbers or updates a buffer can be compared too.
+    A model that draws random numbers or keeps state can be compared too (`FixedState`).
 
     Args:
         model: In evaluation mode, on the CPU.
         call: Its inputs; never changed.
         options: Those that it is served with; the caches are not used.
-        tolerance: Largest absolute difference, or the name of a precision; None for that of the effective precision.
+        backend: ``openvino``, ``openvino_ts`` or ``export``.
+        judge: Judges the answers; None for the tolerance of the effective precision.
         dynamic: As for ``torch.compile``.
 
     Attributes:
@@ -117,11 +116,14 @@ class Experiments:
         call: "SampleCall",
         options: ResolvedOptions,
         *,
-        tolerance: float | str | None = None,
+        backend: str = "openvino",
+        judge: Judge | None = None,
         dynamic: bool | None = False,
     ) -> None:
         self.count = 0
         self._model = model
+        self._backend = backend
+        self._judge = judge
         self._dynamic = dynamic
         # The compiler died: it would die of other parts of the graph too.
         self._cautious = False
@@ -130,22 +132,12 @@ class Experiments:
         plain = replace(plain, min_partition_us=0.0)
         plain = replace(plain, config={k: v for k, v in plain.config.items() if k != "CACHE_DIR"})
         self._options = replace(options, options=plain)
-        self._max_abs = tolerance if isinstance(tolerance, float | int) else None
-        self._precision = tolerance if isinstance(tolerance, str) else ""
-        self._buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
-        self._buffers = {name: tensor.clone() for name, tensor in self._buffers.items()}
-        first = (call.args, call.kwargs)
-        expected = self._run(model, first)
+        call_once(model, call)
+        self._state = FixedState(model)
         # Calls, each with eager's answer.
-        self._checks = [(first, expected)]
-        self.unsteady = difference(self._run(model, first), expected, self._precision or "f32", self._max_abs)
-        # A value wrongly treated as constant shows only with other values, which not every model accepts.
-        other = reordered(first)
-        if other is not None:
-            try:
-                self._checks.append((other, self._run(model, other)))
-            except Exception as raised:
-                logger.info("Compared on one set of values; eager refuses the other: %s", raised)
+        self._checks = self._state.eager_answers((call.args, call.kwargs))
+        first, expected = self._checks[0]
+        self.unsteady = differences(self._judge_in("f32"), self._state.run(model, first), expected)
 
     def run(
         self, leave_out: Callable[[NodeInfo], bool] = lambda node: False, disabled_ops: Sequence[str] = ()
@@ -175,6 +167,7 @@ class Experiments:
             self._model,
             CompileSpec(
                 dynamic=self._dynamic,
+                backend=self._backend,
                 resolved=options,
                 instrumentation=Instrumentation(leave_out=probe),
                 cautious=self._cautious,
@@ -183,7 +176,7 @@ class Experiments:
         with _quiet():
             try:
                 with compiled.poisoned():
-                    answers = [self._run(compiled, call) for call, _ in self._checks]
+                    answers = [self._state.run(compiled, call) for call, _ in self._checks]
                 error = ""
                 dynamo = False
             except Exception as raised:
@@ -194,11 +187,11 @@ class Experiments:
                 # Otherwise each compilation would stay in memory with its graphs.
                 torch.compiler.reset()
         report = compiled.report.to_dict()
-        precision = self._precision or report["config"]["effective_precision"]
+        judge = self._judge_in(report["config"]["effective_precision"])
         failures = tuple(fallback for fallback in compiled.report.fallbacks if fallback.kind in FAILURES)
         self._cautious |= any(failure.kind == "compile_died" for failure in failures)
         return TrialOutcome(
-            difference=self._difference(answers, precision),
+            difference=self._difference(answers, judge),
             max_abs=float("inf") if error else max(map(largest_difference, answers, self._expected)),
             error=error,
             failures=failures,
@@ -209,11 +202,16 @@ class Experiments:
         )
 
     def run_without_openvino(self) -> str:
-        """Returns how Dynamo and AOTAutograd alone change the answer, in words; empty where they do not."""
+        """Returns how Dynamo and AOTAutograd alone change the answer, in words; empty where they do not.
+
+        Empty for the backend ``export`` too, which captures the model without Dynamo.
+        """
+        if self._backend == "export":
+            return ""
         compiled = compile(self._model, dynamic=self._dynamic, backend="aot_eager")
         try:
-            answers = [self._run(compiled, call) for call, _ in self._checks]
-            return self._difference(answers, self._precision or "f32")
+            answers = [self._state.run(compiled, call) for call, _ in self._checks]
+            return self._difference(answers, self._judge_in("f32"))
         except Exception as raised:
             return class_and_line(raised)
         finally:
@@ -223,34 +221,13 @@ class Experiments:
     def _expected(self) -> list[Any]:
         return [expected for _, expected in self._checks]
 
-    def _difference(self, answers: Sequence[Any], precision: str) -> str:
+    def _judge_in(self, precision: str) -> Judge:
+        return self._judge or Judge(precision, VerifySection())
+
+    def _difference(self, answers: Sequence[Any], judge: Judge) -> str:
         """Returns the first difference from eager's answers, in words; empty where there is none."""
         pairs = zip(answers, self._expected, strict=False)
-        return next(filter(None, (difference(a, b, precision, self._max_abs) for a, b in pairs)), "")
-
-    def _run(self, model: Callable[..., Any], call: Any) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, call)
-        with torch.random.fork_rng(devices=[]), torch.inference_mode():
-            torch.manual_seed(_SEED)
-            self._restore()
-            try:
-                answer = model(*args, **kwargs)
-                # An output may be a view of memory that a later run writes to, such as a buffer.
-                return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, answer)
-            finally:
-                self._restore()
-
-    def _restore(self) -> None:
-        for name, saved in self._buffers.items():
-            assert isinstance(self._model, torch.nn.Module)
-            path, _, leaf = name.rpartition(".")
-            owner = self._model.get_submodule(path)
-            now = getattr(owner, leaf, None)
-            if isinstance(now, torch.Tensor) and now.shape == saved.shape and now.dtype == saved.dtype:
-                if not torch.equal(now, saved):
-                    now.copy_(saved)
-            else:
-                setattr(owner, leaf, saved.clone())
+        return next(filter(None, (differences(judge, got, expected) for got, expected in pairs)), "")
 
 
 def first_line(text: str) -> str:

@@ -48,6 +48,7 @@ class StockRun:
         later_call_seconds: Median of five later calls.
         max_abs: Largest difference from eager PyTorch; None without an answer, or where it is not finite.
         max_abs_other_input: The same for the second input.
+        values_compared: How many of the two inputs were compared: eager PyTorch may refuse the second, made-up one.
         first_answer_overwritten: Whether the second call changed what the first had returned.
     """
 
@@ -62,6 +63,7 @@ class StockRun:
     later_call_seconds: float | None = None
     max_abs: float | None = None
     max_abs_other_input: float | None = None
+    values_compared: int = 0
     first_answer_overwritten: bool = False
 
     def text(self) -> str:
@@ -80,7 +82,11 @@ class StockRun:
             later = f"{1e3 * self.later_call_seconds:.2f} ms"
             lines.append(f"first call {self.first_call_seconds:.2f} s, later ones {later}")
             known = [difference for difference in (self.max_abs, self.max_abs_other_input) if difference is not None]
-            worst = f"{max(known):.3g} at most" if len(known) == 2 else "infinite, or NaN in only one of the two"
+            worst = (
+                f"{max(known):.3g} at most"
+                if len(known) == self.values_compared
+                else "infinite, or NaN in only one of the two"
+            )
             lines.append(f"difference from eager: {worst}")
         if self.first_answer_overwritten:
             lines.append("the second call overwrote the answer of the first")

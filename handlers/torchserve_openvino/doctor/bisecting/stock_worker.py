@@ -10,23 +10,28 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from torchserve_openvino.backend.capture.kept_state import unchanged
 from torchserve_openvino.backend.runtime.compare import largest_difference
 from torchserve_openvino.doctor.bisecting.experiments import first_line
 from torchserve_openvino.doctor.bisecting.stock import given_options
+from torchserve_openvino.doctor.fixed_state import FixedState, copied
 from torchserve_openvino.doctor.target import SampleCall, TargetSpec, load_target
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name
+from torchserve_openvino.serving.shapes.input_spec import Inputs
+
+logger = logging.getLogger(__name__)
 
 _LATER_CALLS = 5
 _STAGES = ("backend", "execute", "partition", "compile")
@@ -95,20 +100,24 @@ def run_stock(
     Returns:
         A JSON-safe dictionary with the fields of `stock.StockRun`.
     """
-    # Created outside of inference mode, as handlers create their inputs: Dynamo recompiles for inference tensors.
-    other: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, _other, (call.args, call.kwargs))
+    other: Inputs = pytree.tree_map_only(torch.Tensor, _other, (call.args, call.kwargs))
     arguments: dict[str, Any] = {} if options is None else {"options": dict(options)}
     arguments |= {} if dynamic is None else {"dynamic": dynamic}
-    with torch.inference_mode(), _watch() as watched:
-        expected = model(*call.args, **call.kwargs)
+    state = FixedState(model)
+    with _watch() as watched:
+        checks = [(call, state.run(model, call))]
+        try:
+            checks.append((SampleCall(*other), state.run(model, other)))
+        except Exception as raised:
+            # Not every model accepts made-up values.
+            logger.info("Compared on one set of values; eager refuses the other: %s", raised)
         result: dict[str, Any] = {"outcome": "refused", "error": ""}
         try:
             compiled = torch.compile(model, backend="openvino", **arguments)
-            start = time.perf_counter()
-            first = compiled(*call.args, **call.kwargs)
-            result["first_call_seconds"] = time.perf_counter() - start
+            first = _call(state, compiled, call)
+            result["first_call_seconds"] = first.seconds
             result |= watched.counts()
-            result |= _answers(compiled, call, other, first, expected, model(*other[0], **other[1]))
+            result |= _answers(state, compiled, checks, first)
             result["outcome"] = watched.outcome()
         except Exception as raised:
             # The exception is the finding: a worker answers each request with it.
@@ -117,30 +126,48 @@ def run_stock(
     return {**result, "failures": watched.failures, "unsupported": dict(watched.lacking)}
 
 
+class _Call(NamedTuple):
+    """One call of a model.
+
+    Attributes:
+        answer: The answer itself, which a later call may overwrite.
+        copy: A copy of it.
+        seconds: How long it took.
+    """
+
+    answer: Any
+    copy: Any
+    seconds: float
+
+
+def _call(state: FixedState, model: Callable[..., Any], inputs: Inputs) -> _Call:
+    # Copied outside of inference mode, as handlers create their inputs: Dynamo recompiles for inference tensors.
+    args, kwargs = copied(tuple(inputs))
+    with unchanged(state.model), torch.inference_mode():
+        start = time.perf_counter()
+        answer = model(*args, **kwargs)
+        seconds = time.perf_counter() - start
+        return _Call(answer, copied(answer), seconds)
+
+
 def _answers(
-    compiled: Callable[..., Any],
-    call: "SampleCall",
-    other: tuple[Any, Any],
-    first: Any,
-    expected: Any,
-    expected_other: Any,
+    state: FixedState, compiled: Callable[..., Any], checks: Sequence[tuple[SampleCall, Any]], first: _Call
 ) -> dict[str, Any]:
     """Measures differences and latency, and checks whether an answer survives the next call."""
-    reference = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, first)
-    # Compared at once, before further calls may overwrite it.
-    other_difference = largest_difference(compiled(*other[0], **other[1]), expected_other)
-    overwritten = largest_difference(first, reference) > 0
-    seconds = []
-    for _ in range(_LATER_CALLS):
-        start = time.perf_counter()
-        compiled(*call.args, **call.kwargs)
-        seconds.append(time.perf_counter() - start)
-    return {
-        "later_call_seconds": statistics.median(seconds),
-        "max_abs": _finite(largest_difference(reference, expected)),
-        "max_abs_other_input": _finite(other_difference),
-        "first_answer_overwritten": overwritten,
+    (call, expected), *others = checks
+    result: dict[str, Any] = {
+        "values_compared": len(checks),
+        "max_abs": _finite(largest_difference(first.copy, expected)),
     }
+    # Another copy: the answer may be a buffer, which has been restored since.
+    before = copied(first.answer)
+    for other, expected_other in others:
+        answer = _call(state, compiled, other).copy
+        result["max_abs_other_input"] = _finite(largest_difference(answer, expected_other))
+        # Only other values show it.
+        result["first_answer_overwritten"] = largest_difference(first.answer, before) > 0
+    seconds = [_call(state, compiled, call).seconds for _ in range(_LATER_CALLS)]
+    return {**result, "later_call_seconds": statistics.median(seconds)}
 
 
 def _other(tensor: torch.Tensor) -> torch.Tensor:
@@ -185,11 +212,11 @@ def _watch() -> Iterator[_Watched]:
         return real_inductor(*args, **kwargs)
 
     for stage in _STAGES:
-        logger = logging.getLogger(f"{backend.__package__}.{stage}")
+        upstream = logging.getLogger(f"{backend.__package__}.{stage}")
         # The module sets WARNING, which hides every failure.
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = False
-        logger.addHandler(_Failures(watched))
+        upstream.setLevel(logging.DEBUG)
+        upstream.propagate = False
+        upstream.addHandler(_Failures(watched))
     with (
         mock.patch.object(partition.Partitioner, "make_partitions", make_partitions),
         mock.patch.object(execute, "openvino_compile", openvino_compile),

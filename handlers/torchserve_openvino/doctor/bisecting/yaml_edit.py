@@ -24,21 +24,34 @@ def add_disabled_ops(path: Path, ops: Sequence[str]) -> str:
         ops: Names in any spelling; those that are disabled already, by name or by packet, are not added.
 
     Returns:
-        What changed, as a unified diff; empty where all operators were disabled already.
+        What changed, as a unified diff; empty where all operators were disabled already, or none are given.
 
     Raises:
         ConfigError: The file is not valid before or after the change, or names another backend; it is left unchanged.
     """
-    return _add(path, lambda config: _disabled_ops(path, config, ops))
+    return _add(path, lambda config: _disabled_ops(path, config, ops)) if ops else ""
 
 
-def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addition:
+def require_disabled_ops(path: Path) -> None:
+    """Checks that a model-config.yaml has the option ``disabled_ops``, before minutes are spent on a search.
+
+    Raises:
+        ConfigError: The file is not valid, or names another backend.
+    """
+    _require_openvino(path, load_serving_config(path.resolve(), check_device=False))
+
+
+def _require_openvino(path: Path, config: ServingConfig) -> None:
     if not config.pt2.is_openvino:
         raise ConfigError(
             f"uses the backend {config.pt2.backend}, which has no option disabled_ops; set the backend to {OURS[0]}.",
             location=str(path),
             key="pt2",
         )
+
+
+def _disabled_ops(path: Path, config: ServingConfig, ops: Sequence[str]) -> Addition:
+    _require_openvino(path, config)
 
     def present(content: Any, new: str) -> bool:
         known = normalize(str(content))

@@ -50,7 +50,7 @@ def print_diagnosis(diagnosis: Entry, console: Console, *, cpp: bool = False) ->
         _print_item(console, head, item, [], cpp)
     for title, entries, key in (
         ("OpenVINO's own torch.compile backend", diagnosis["stock"], "text"),
-        ("The operators that make the answer wrong", diagnosis["bisection"], "explanation"),
+        ("Search for operators that make the answer wrong", diagnosis["bisection"], "explanation"),
     ):
         if entries:
             console.print(Text(f"\n{title}", style="bold"))
@@ -178,7 +178,9 @@ def _summary(diagnosis: Entry) -> Table:
 
 
 def _answer(compared: Entry) -> str:
-    return compared["verdict"] or f"as eager's (largest difference {compared['max_abs']:.2g})"
+    # Text, where JSON has no such number.
+    worst = compared["max_abs"] if isinstance(compared["max_abs"], str) else f"{compared['max_abs']:.2g}"
+    return compared["verdict"] or f"as eager's (largest difference {worst})"
 
 
 def _verdict(diagnosis: Entry) -> Text:
@@ -191,6 +193,8 @@ def _verdict(diagnosis: Entry) -> Text:
     if diagnosis["comparison"]["verdict"]:
         hint = "" if diagnosis["bisection"] else " (--bisect finds the operators)"
         sentences.append(f"the answer differs from eager's{hint}")
+    if not sentences:
+        sentences.append("--bisect compiled it again, and found what the first compilation does not show")
     return Text(f"\n{'; '.join(sentences)}.", style="yellow")
 
 

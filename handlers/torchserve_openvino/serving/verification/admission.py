@@ -76,13 +76,19 @@ class Admission:
         Raises:
             VerificationError: It is not.
         """
-        if self._section.verify.required and self.skipped:
-            raise VerificationError(f"handler.openvino.verify.required is not met: {self.skipped}.")
+        self._require_without(self.skipped)
+
+    def _require_without(self, reason: str) -> None:
+        if self._section.verify.required and reason:
+            raise VerificationError(f"handler.openvino.verify.required is not met: {reason}.")
 
     def note_skipped(self, report: CompileReport, name: str) -> None:
         """Records in the report and the log that nothing was compared, and why."""
-        report.tracker.verify.state({"skipped": self.skipped}, self._part)
-        logger.warning("%s is not verified: %s", name, self.skipped)
+        self._note(report, name, self.skipped)
+
+    def _note(self, report: CompileReport, name: str, why: str) -> None:
+        report.tracker.verify.state({"skipped": why}, self._part)
+        logger.warning("%s is not verified: %s", name, why)
 
     def judge_in(self, precision: str) -> Judge:
         """Returns what judges answers in a precision."""
@@ -109,8 +115,13 @@ class Admission:
         """Records a comparison in the report and acts on a failed one.
 
         Raises:
-            VerificationError: Answers differ, and ``verify.on_violation`` is ``refuse``.
+            VerificationError: Answers differ, and ``verify.on_violation`` is ``refuse``; or they hold nothing to
+                compare, and ``verify.required`` is true.
         """
+        if result["passed"] and not result["value_sets"]["compared"]:
+            self._require_without(verify.NOTHING)
+            self._note(report, self._part or "self.model", verify.NOTHING)
+            return
         report.tracker.verify.state(result, self._part)
         if result["passed"]:
             return

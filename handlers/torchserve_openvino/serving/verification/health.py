@@ -5,8 +5,10 @@ from http import HTTPStatus
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.capture.kept_state import StateKeeper
+from torchserve_openvino.backend.runtime.compare import comparable
 from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
@@ -24,11 +26,13 @@ class Health:
     """Runs the first warm-up sample again, and compares.
 
     The reference is the compiled model's own answer after it was compared with eager PyTorch, whose weights may be
-    freed by now.
+    freed by now. A model that answers the same sample in another way each time, or keeps state between calls, has no
+    such reference, and is not run.
 
     Args:
         report: What ran where, and whether it was verified.
         models: The compiled models; None in eager PyTorch.
+        eager: The model, which holds the state of the compiled one.
         section: Tolerances.
         violations: Returns what the policy refuses; empty while it holds.
 
@@ -40,6 +44,7 @@ class Health:
         self,
         report: CompileReport,
         models: Models | None,
+        eager: Any,
         section: VerifySection,
         violations: Callable[[], Sequence[str]],
     ) -> None:
@@ -52,19 +57,22 @@ class Health:
         self.checks: list[Callable[[], str]] = []
         self._expected: list[torch.Tensor] | None = None
         if self._case is not None:
-            tensors = self._run()
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            if size <= _MOST_BYTES:
-                self._expected = [tensor.clone() for tensor in tensors]
+            keeper = StateKeeper(eager, contents=True)
+            tensors = [tensor.clone() for tensor in self._run()]
+            size = sum(tensor.nbytes for tensor in tensors)
+            if size <= _MOST_BYTES and not self._problem_of(tensors, self._run()) and not keeper.changed():
+                self._expected = tensors
             else:
                 self._case = None
+            keeper.restore()
 
     def _run(self) -> list[torch.Tensor]:
         assert self._model is not None and self._case is not None
-        args, kwargs = self._case.inputs
+        # The model may write to them.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, self._case.inputs)
         # The shape is compiled: nothing is built, and no count of requests changes.
         with self._case.modes.on():
-            return [tensor.detach() for tensor in output_tensors(self._model.compiled(*args, **kwargs))]
+            return [tensor.detach() for tensor in comparable(self._model.compiled(*args, **kwargs))]
 
     def check(self) -> dict[str, Any]:
         """Returns whether this worker is healthy, with the reason if it is not; JSON-safe."""
@@ -90,10 +98,13 @@ class Health:
             return f"its warm-up sample ({self._case.name}) fails: {class_and_line(error)}"
         finally:
             self._report.tracker.ran.clear()
-        precision = self._report.summary.precision or "f32"
-        if problems := Judge(precision, self._section).judge(answer, self._expected).problems:
-            return f"its warm-up sample ({self._case.name}) is answered wrongly{problems[0]}"
+        if problem := self._problem_of(self._expected, answer):
+            return f"its warm-up sample ({self._case.name}) is answered wrongly{problem}"
         return None
+
+    def _problem_of(self, expected: Sequence[torch.Tensor], answer: Sequence[torch.Tensor]) -> str:
+        precision = self._report.summary.precision or "f32"
+        return next(iter(Judge(precision, self._section).judge(answer, expected).problems), "")
 
 
 def with_health(health: Health | None, requests: Sequence[Request], answer: Answer) -> list[Response]:

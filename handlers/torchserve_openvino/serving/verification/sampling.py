@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.runtime.compare import comparable, output_tensors
 from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -118,7 +118,7 @@ def copied(inputs: Inputs, model: Callable[..., Any]) -> SampledCall:
 def answered(sample: SampledCall, output: Any) -> SampledCall:
     """Adds a copy of the call's answer to the sample and returns it."""
     with torch.inference_mode(False), torch.no_grad():
-        sample.output = [tensor.detach().clone() for tensor in output_tensors(output)]
+        sample.output = [tensor.detach().clone() for tensor in comparable(output)]
     sample.size += tensor_bytes(sample.output)
     return sample
 

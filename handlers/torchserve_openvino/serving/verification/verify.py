@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.runtime.compare import output_tensors, widened
+from torchserve_openvino.backend.capture.kept_state import unchanged
+from torchserve_openvino.backend.runtime.compare import comparable, widened
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -78,7 +79,7 @@ def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[t
     args, kwargs = pytree.tree_map_only(torch.Tensor, cast, inputs)
     try:
         with torch.inference_mode():
-            return output_tensors(torch.func.functional_call(eager, weights, args, kwargs))
+            return comparable(torch.func.functional_call(eager, weights, args, kwargs))
     except Exception as error:
         # A model may hard-code its dtypes, and then does not run in others.
         logger.info("Verification: eager does not run in %s: %s", kind, error)
@@ -91,6 +92,7 @@ def _run_in(eager: Callable[..., Any], inputs: Inputs, precision: str) -> list[t
 logger = logging.getLogger(__name__)
 
 _SHOWN = 20
+NOTHING = "eager's answer holds no tensors, numbers or texts to compare"
 # What is kept of answers, at most.
 _KEPT_BYTES = 1 << 26
 
@@ -119,16 +121,28 @@ class EagerAnswers:
         key = id(case.inputs), values.name
         if (stored := self._kept.get(key)) is not None:
             return stored[1:]
-        args, kwargs = values.inputs
-        start = time.perf_counter()
-        tensors = [tensor.detach() for tensor in output_tensors(self._eager(*args, **kwargs))]
-        seconds = time.perf_counter() - start
+        tensors, seconds = self.run(self._eager, values)
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._free:
             self._free -= size
             # An answer may be part of the model, or of its inputs, which later calls may change.
             self._kept[key] = case.inputs, [tensor.clone() for tensor in tensors], seconds
         return tensors, seconds
+
+    def run(self, model: Callable[..., Any], values: ValueSet) -> tuple[list[torch.Tensor], float]:
+        """Returns the tensors of a model's answer, and the seconds that it took.
+
+        Each model gets values, random numbers and state of its own: what one changes, the other does not see.
+
+        Args:
+            model: The model in PyTorch, or compiled.
+            values: The values.
+        """
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, values.inputs)
+        with unchanged(self._eager):
+            start = time.perf_counter()
+            tensors = [tensor.detach() for tensor in comparable(model(*args, **kwargs))]
+            return tensors, time.perf_counter() - start
 
     def differ_by_rounding(
         self, values: ValueSet, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], precision: str
@@ -211,7 +225,6 @@ class _Comparison:
     def _one(self, case: Case, values: ValueSet, required: bool = False) -> bool:
         """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
         name = f"{case.name}, {values.name}"
-        args, kwargs = values.inputs
         try:
             expected, eager_seconds = self._eager.of(case, values)
         except Exception as error:
@@ -220,16 +233,16 @@ class _Comparison:
             return self._skip(name, f"eager raises {class_and_line(error)}")
         if reason := "" if required else _says_nothing(expected, values):
             return self._skip(name, reason)
-        begin = time.perf_counter()
+        if not expected:
+            return self._skip(name, NOTHING)
         try:
             with self._poisoned():
-                got = [tensor.detach() for tensor in output_tensors(self._compiled(*args, **kwargs))]
+                got, took = self._eager.run(self._compiled, values)
         except Exception as error:
             if required:
                 raise
             self.problems.append(f"{name}: raises {class_and_line(error)}")
             return True
-        took = time.perf_counter() - begin
         seconds = CaseTimes(eager_seconds, took, took)
         self.times[case.name] = self.times.get(case.name, seconds).merged(seconds)
         verdict, precision = self._judge.judge(got, expected), self._judge.precision

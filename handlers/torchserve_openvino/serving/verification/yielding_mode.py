@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.module_state import module_state
-from torchserve_openvino.backend.runtime.compare import output_tensors
+from torchserve_openvino.backend.runtime.compare import comparable
 from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.sampling import SampledCall, weight_versions
@@ -167,7 +167,7 @@ def run_again(model: Callable[..., Any], sample: SampledCall, quiet: IdleGate) -
     ):
         # Copied, because the model may write to its inputs, which are kept in case of a mismatch.
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
-        return [tensor.detach() for tensor in output_tensors(model(*args, **kwargs))]
+        return [tensor.detach() for tensor in comparable(model(*args, **kwargs))]
 
 
 def why_not(model: Callable[..., Any], inputs: Inputs) -> str:

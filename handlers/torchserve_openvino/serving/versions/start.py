@@ -16,6 +16,8 @@ from torchserve_openvino.serving.versions.tested import described, installed, un
 
 logger = logging.getLogger(__name__)
 _SECONDS = 300
+# What an outcome is about that says nothing of the versions.
+_PROBES = "the probes"
 
 
 def admit_versions(folder_of: Callable[[], Path | None]) -> str:
@@ -41,7 +43,8 @@ def admit_versions(folder_of: Callable[[], Path | None]) -> str:
     if outcomes is None:
         logger.warning("Not tested with %s: trying what is relied on, once", described(news))
         outcomes = _tried(news)
-        if known is not None:
+        # A process that was killed, or late, may end another time.
+        if known is not None and not any(outcome["about"] == _PROBES for outcome in outcomes):
             _remember(known, outcomes)
     failed = [f"{outcome['about']}: {outcome['error']}" for outcome in outcomes if outcome["error"]]
     if failed:
@@ -66,11 +69,11 @@ def _tried(news: Mapping[str, str]) -> list[dict[str, Any]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return [{"about": "the probes", "error": f"they did not end within {_SECONDS} s"}]
+        return [{"about": _PROBES, "error": f"they did not end within {_SECONDS} s"}]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"about"')]
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        lines.append({"about": "the probes", "error": f"their process ended with {done.returncode}: {last}"})
+        lines.append({"about": _PROBES, "error": f"their process ended with {done.returncode}: {last}"})
     return lines
 
 
