@@ -239,6 +239,9 @@ def test_headers_are_read_by_any_name_and_sent_unless_they_are_the_server_s(serv
     assert answer.status_code == 200 and answer.json()
     assert answer.headers["x-tenant-was"] == "a"
     assert "x-split" not in answer.headers and "x-injected" not in answer.headers
+    stream = server.post(PREDICT, {**ROW, "pieces": 2, "pause": 0.2}, headers={"X-Tenant": "a"})
+    assert stream.headers["x-tenant-was"] == "a" and "x-split" not in stream.headers
+    assert "ts_stream_next" not in stream.headers and stream.text.startswith("piece piece ")
 
 
 def test_a_full_queue_refuses_in_the_form_of_the_client_and_is_counted(server: ServeProcess) -> None:

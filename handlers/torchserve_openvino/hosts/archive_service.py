@@ -23,10 +23,12 @@ from torchserve_openvino.serving.requests.isolation import isolated, server_faul
 from torchserve_openvino.serving.requests.json_body import parse_json
 from torchserve_openvino.serving.requests.messages import MOST_JOINING, Request, Response
 from torchserve_openvino.serving.requests.metric_sink import Record
+from torchserve_openvino.serving.requests.refusals import RefusalForm
 from torchserve_openvino.serving.torchserve.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.torchserve.cached_metrics import HostMetrics
 from torchserve_openvino.serving.torchserve.context import Context
 from torchserve_openvino.serving.torchserve.handler_base import HandlerBase
+from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +97,15 @@ class ArchiveService:
             requests: The requests; all in the same envelope.
         """
         try:
-            return [self._encoded(response) for response in worker_of(self.handler).answer(requests)]
+            responses = worker_of(self.handler).answer(requests)
+            return [self._encoded(*pair) for pair in zip(responses, requests, strict=True)]
         except SystemExit:
             self.ended = "the worker violates its policy"
-            return [Response.refused(_replaced(self.ended), request.id) for request in requests]
+            return [self._refused(_replaced(self.ended), request) for request in requests]
         except Exception as error:
             # TorchServe answers the whole call with a server error, too.
             fault = server_fault(error)
-            return [Response.refused(fault, request.id) for request in requests]
+            return [self._refused(fault, request) for request in requests]
 
     async def answer_alone(self, request: Request) -> Response:
         """Answers one request that joins others in the model's own engine; see `awaits`."""
@@ -113,11 +116,24 @@ class ArchiveService:
     def _joining(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(MOST_JOINING, "request")
 
-    @staticmethod
-    def _encoded(response: Response) -> Response:
+    def _encoded(self, response: Response, request: Request) -> Response:
         """Returns a response in bytes; one that can't be sent is refused, and no other."""
         encoded = isolated(response.encoded)
-        return Response.refused(encoded) if isinstance(encoded, ItemError) else encoded
+        return self._refused(encoded, request) if isinstance(encoded, ItemError) else encoded
+
+    def _refused(self, error: ItemError, request: Request) -> Response:
+        return self.refused(error, request.id, form_of_path(request.path, request.envelope))
+
+    def refused(self, error: ItemError, name: str, form: RefusalForm | None) -> Response:
+        """Returns the response to a request that the handler does not answer, and counts it; from any thread.
+
+        Args:
+            error: Why it is refused.
+            name: The request's id.
+            form: Makes the body, as the client reads it; None for this package's own form.
+        """
+        worker_of(self.handler).counters.add(f"refused_{error.status}")
+        return Response.refused(error, name, form)
 
 
 def _handler_of(folder: Path, name: str) -> Any:

@@ -8,14 +8,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from torchserve_openvino.errors import InvalidInputError
+from torchserve_openvino.errors import ItemError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.batch_delay import BatchDelay
-from torchserve_openvino.serving.requests.isolation import server_fault
+from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.messages import (
     HEALTH_HEADER,
     PATH_HEADER,
@@ -206,7 +207,10 @@ class Batcher:
         except Exception as error:
             # Whatever is wrong with this call: those that wait behind it are answered.
             fault = server_fault(error)
-            return [Response.refused(fault, request.id) for request in requests]
+            return [
+                Response.refused(fault, request.id, form_of_path(request.path, request.envelope))
+                for request in requests
+            ]
         finally:
             self._until = None
 
@@ -221,10 +225,10 @@ async def not_ready(batcher: Batcher) -> str:
 async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncIterator[Response]:
     """Yields the pieces of the response to a request."""
     name = request_id(forwarded.headers.get(ID_HEADER))
-    try:
-        row = row_of(forwarded.body, forwarded.headers.get("content-type", ""), forwarded.parameters)
-    except InvalidInputError as error:
-        yield Response.refused(error, name)
+    kind = forwarded.headers.get("content-type", "")
+    row = isolated(partial(row_of, forwarded.body, kind, forwarded.parameters))
+    if isinstance(row, ItemError):
+        yield Response.refused(row, name, form_of_path(forwarded.path))
         return
     # As TorchServe names the endpoint of OpenAI's API to handlers.
     headers = {**forwarded.headers, PATH_HEADER: forwarded.path}

@@ -171,27 +171,31 @@ async def joined(first: Response, others: AsyncIterator[Response]) -> Response:
     pieces = [first, *[piece async for piece in others]]
     if len(pieces) == 1:
         return first
-    failed = next(filter(breaks_off, pieces[1:]), None)
+    failed = next((piece for piece in pieces[1:] if breaks_off(first, piece)), None)
     return failed or replace(first, body=b"".join(piece.body for piece in pieces))
 
 
-def breaks_off(piece: Response) -> bool:
-    """Checks whether a piece behind the first one is no part of the response: its worker has ended."""
-    return int(piece.status) >= HTTPStatus.INTERNAL_SERVER_ERROR
+def breaks_off(first: Response, piece: Response) -> bool:
+    """Returns True if a piece behind the first one is no part of the response, but a refusal.
+
+    A handler may send the text of an error of its own in pieces, whose first one has the status then.
+    """
+    server_error = int(piece.status) >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return server_error or int(first.status) < HTTPStatus.BAD_REQUEST <= int(piece.status)
 
 
 async def _stream(first: Response, pieces: AsyncIterator[Response]) -> AsyncIterator[bytes]:
     yield first.body
     async for piece in pieces:
-        yield streamed(piece)
+        yield streamed(first, piece)
 
 
-def streamed(piece: Response) -> bytes:
+def streamed(first: Response, piece: Response) -> bytes:
     """Returns a piece of a stream of events; where it breaks off, the last event has the refusal.
 
     In the form of this package's streams, and under ``error``, where OpenAI's clients look for it.
     """
-    if not breaks_off(piece):
+    if not breaks_off(first, piece):
         return piece.body
     try:
         facts = json.loads(piece.body)
@@ -200,4 +204,4 @@ def streamed(piece: Response) -> bytes:
     if not isinstance(facts, dict):
         # A handler's own words.
         facts = {"code": int(piece.status), "message": piece.body.decode(errors="replace")}
-    return b"data: %b\n\n" % json.dumps({**facts, "error": facts}).encode()
+    return b"data: %b\n\n" % json.dumps(facts if "error" in facts else {**facts, "error": facts}).encode()

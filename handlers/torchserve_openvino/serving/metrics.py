@@ -141,7 +141,8 @@ class MetricsEmitter:
                 self._emit_report(metrics, compiles_after_ready, violated)
                 self._emit_shadow(metrics)
             now = time.monotonic()
-            if now >= self._next:
+            # Other hosts than TorchServe have no lines to parse; the last counts of a worker must not be lost there.
+            if metrics.takes_histograms or now >= self._next:
                 self._next = now + SECONDS_BETWEEN
                 self._emit_counts(metrics)
                 if self._times is not None:

@@ -13,6 +13,8 @@ import pytest
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("httptools", reason="needs the extra serve")
 
+from uvicorn.server import ServerState  # noqa: E402
+
 from torchserve_openvino.hosts.serve import connections  # noqa: E402
 
 # What a short limit of time is here, and how long a slow request takes. A machine may stop for a while at any time.
@@ -301,3 +303,50 @@ def test_a_connection_lives_on_after_a_body_that_came_behind_another_request(
     time.sleep(3 * SHORT)
     client.sendall(request("/", b"last", CLOSE))
     assert until_end(client).endswith(b"last")
+
+
+def test_a_connection_that_was_idle_for_long_is_not_closed_under_its_next_request(server: Server) -> None:
+    server._server.config.timeout_keep_alive = SHORT  # type: ignore[assignment]
+    client = connect(server, b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    # The end of a refused body, with which the wait for a request begins, and that request come together.
+    client.sendall(b"x" * 10 + request("/slow", b"last", CLOSE))
+    assert until_end(client).endswith(b"last")
+
+
+class Unread:
+    """A connection to a client that does not read."""
+
+    def __init__(self) -> None:
+        self.is_closed = self.is_aborted = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return 100
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_a_response_that_is_not_read_keeps_a_connection_only_for_a_while(short: None) -> None:
+    async def run() -> None:
+        transport, config = Unread(), uvicorn.Config(connect, interface="asgi3", ws="none", log_config=None)
+        connection = connections.Connection(config, ServerState(), {}, asyncio.get_running_loop())
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection._clear_deadline()
+        # It is no idle one, which would make room for another.
+        assert not connection._is_idle
+        connection.timeout_keep_alive_handler()
+        connection.resume_writing()
+        await asyncio.sleep(2 * SHORT)
+        assert transport.is_closed and transport.is_aborted
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -36,6 +37,25 @@ class _TooManyError(ValueError):
     """Too many requests wait for the response to an earlier one."""
 
 
+class _ClosingTransport:
+    """A transport that reports when it is closed, by whatever part of uvicorn: the connection may have unsent bytes.
+
+    Args:
+        transport: The transport.
+        on_close: Called after it was closed.
+    """
+
+    def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None]) -> None:
+        self._transport, self._on_close = transport, on_close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        self._transport.close()
+        self._on_close()
+
+
 class Connection(HttpToolsProtocol):
     """Uvicorn's connection, with limits that it does not have.
 
@@ -68,7 +88,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Begins to wait for a request."""
-        super().connection_made(transport)
+        super().connection_made(_ClosingTransport(transport, self._on_close))
         self._idle_since = self.loop.time()
         self._make_room()
         self._set_deadline(HEAD_SECONDS)
@@ -76,6 +96,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends all requests."""
         self._clear_deadline()
+        self._end_watch()
         self.resume_writing()
         for cycle in [self._running, *(cycle for cycle, _ in self.pipeline)]:
             if cycle is not None and not cycle.response_complete:
@@ -91,10 +112,19 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """Notes that the client has read."""
+        if not self.transport.is_closing():
+            self._end_watch()
+        super().resume_writing()
+
+    def _on_close(self) -> None:
+        """Watches that the client reads what is not sent yet: the connection stays as long."""
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._watch_reading()
+
+    def _end_watch(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        super().resume_writing()
 
     def _watch_reading(self) -> None:
         self._unread = self.transport.get_write_buffer_size()
@@ -141,6 +171,8 @@ class Connection(HttpToolsProtocol):
         """Starts the request."""
         self._reads_head = False
         self._clear_deadline()
+        # It runs if the end of the request before came together with this head.
+        self._unset_keepalive_if_required()
         size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         if size > MOST_HEAD_BYTES or len(self.headers) > MOST_HEADERS:
             raise _HeadTooLargeError
@@ -185,7 +217,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return self._reads_head and not self._is_busy and not self.transport.is_closing()
+        waits = self._reads_head and not self._is_busy and not self.transport.is_closing()
+        # A client may still read the response.
+        return waits and not self.transport.get_write_buffer_size()
 
     def _make_room(self) -> None:
         """Ends the connection that has been idle for longest, if this one is more than there may be."""

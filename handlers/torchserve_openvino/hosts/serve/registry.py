@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.config.spelling import nearest
-from torchserve_openvino.errors import ConfigError, ModelLoadError, ModelMissingError, TorchServeOpenVINOError
+from torchserve_openvino.errors import (
+    ConfigError,
+    ItemError,
+    ModelLoadError,
+    ModelMissingError,
+    TorchServeOpenVINOError,
+)
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.model_settings import ModelSettings
-from torchserve_openvino.hosts.serve.served_archive import Record, ServedArchive, stamp_of
+from torchserve_openvino.hosts.serve.served_archive import Record, ServedArchive, count_refusal, stamp_of
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +104,10 @@ class Registry:
             known = ", ".join(self._models[name])
             raise ModelMissingError(f"version {version!r} of {name} is not served here; there are {known}")
         return self._models[name][version]
+
+    def count_refusal(self, error: ItemError) -> None:
+        """Counts a request that was refused before its model was found."""
+        count_refusal(self._record, error)
 
     async def start(self) -> None:
         """Starts all models, and waits until each has a worker that is ready.

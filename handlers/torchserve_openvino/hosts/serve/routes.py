@@ -40,10 +40,10 @@ from torchserve_openvino.serving.requests.messages import (
     EnvelopeKind,
     Response,
     request_id,
-    unavailable,
+    unavailable_error,
     unhealthy_reason,
 )
-from torchserve_openvino.serving.requests.refusals import RefusalForm, refusal, with_error
+from torchserve_openvino.serving.requests.refusals import RefusalForm, with_error
 from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,20 @@ async def _refused_url(request: Request, error: Exception) -> HttpResponse:
     if request.url.path.strip("/") in {path.removeprefix("v1/") for path in http.STANDARD}:
         message += ". The base URL of OpenAI's and Cohere's clients ends with /v1"
     body = {"code": error.status_code, "type": HTTPStatus(error.status_code).phrase, "message": message}
+    if (form := _form_of(request)) is not None:
+        refused = ItemError(message)
+        refused.status = error.status_code
+        body = form(refused)
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 
 def _form_of(request: Request) -> RefusalForm | None:
     """Returns how refusals of a request are read that has not reached a model."""
-    if request.url.path.startswith("/v2/models/"):
+    whole = request.url.path.strip("/")
+    if whole.startswith("v2/models/"):
         return with_error
+    if not whole.startswith(("predictions/", "explanations/")):
+        return form_of_path(whole.removeprefix(http.OPENAI_PREFIX))
     rest = request.path_params.get("rest", "").strip("/")
     version, _, path = rest.partition("/")
     return form_of_path(path if http.is_version(version) else rest)
@@ -132,11 +139,11 @@ class PendingResponse:
             await send({"type": "http.response.start", "status": first.status, "headers": raw})
             await send({"type": "http.response.body", "body": first.body, "more_body": True})
             async for piece in pieces:
-                if http.breaks_off(piece) and not stream:
+                if http.breaks_off(first, piece) and not stream:
                     # Too late for a status, and no place for a word.
                     logger.warning("request %s: the response breaks off: %s", self._pending.id, piece.body)
                     return
-                await send({"type": "http.response.body", "body": http.streamed(piece), "more_body": True})
+                await send({"type": "http.response.body", "body": http.streamed(first, piece), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             late.cancel()
@@ -219,14 +226,20 @@ class Site:
         return Starlette(routes=routes, exception_handlers={HTTPException: _refused_url})
 
     def _answering(self, endpoint: Endpoint) -> Endpoint:
-        """Returns an endpoint whose refusals are sent to the client."""
+        """Returns an endpoint whose refusals are sent to the client; those of predictions are counted."""
+        counts = endpoint in (self.predict, self.infer, self.standard)
 
         async def answered(request: Request) -> Any:
             try:
                 return await endpoint(request)
             except ItemError as error:
-                error.form = error.form or _form_of(request)
-                return JSONResponse(refusal(error), error.status)
+                if counts:
+                    getattr(request.state, "model", self._registry).count_refusal(error)
+                name = request_id(request.headers.get(_ID))
+                refused = Response.refused(error, name, _form_of(request))
+                # A server that stops has no use for the connection.
+                headers = {_ID: name, **({"connection": "close"} if self.drains else {})}
+                return HttpResponse(refused.body, refused.status, headers, media_type=refused.content_type)
             except ClientDisconnect:
                 return PlainTextResponse("", 400)
 
@@ -269,7 +282,7 @@ class Site:
         """Returns why a model is not ready; empty if a worker answers its warm-up sample rightly, or it rests."""
         if self.drains:
             return "the server stops"
-        if model.problem or model.state == "idle":
+        if model.problem or model.rests_or_wakes:
             return model.problem
         # One at a time: clients give up on probes of a busy model, and ask again.
         probe = self._probes.get(model)
@@ -314,9 +327,8 @@ class Site:
             entry = archive.describe()
             if request.query_params.get("customized", "").lower() == "true":
                 report = await archive.report(_REPORT_SECONDS)
-                entry["customizedMetadata"] = (
-                    report if report is not None else archive.problem or "all workers are busy"
-                )
+                state = "all workers are busy" if archive.state == "READY" else f"it is {archive.state}"
+                entry["customizedMetadata"] = report if report is not None else archive.problem or state
             entries.append(entry)
         return HttpResponse(json.dumps(entries, indent=2, default=str), media_type="application/json")
 
@@ -329,9 +341,7 @@ class Site:
             raise error
         name, version = request.path_params["name"], request.path_params.get("version")
         if self.drains:
-            stops = ItemError("the server stops")
-            stops.status = HTTPStatus.SERVICE_UNAVAILABLE.value
-            raise stops
+            raise unavailable_error("the server stops")
         try:
             model = await self._registry.reload(name, version)
         except ItemError:
@@ -382,30 +392,28 @@ class Site:
     async def standard(self, request: Request) -> Any:
         """Answers requests of standard clients."""
         path = request.url.path.strip("/").removeprefix(http.OPENAI_PREFIX)
-        try:
-            body = await self._body(request)
-            names = self._registry.names
-            name = names[0]
-            if len(names) > 1:
-                forwarded = http.ForwardedRequest("POST", "", path, body, {}, {})
-                # Reading a long body takes a while, in which nobody else would be answered.
-                if len(body) > _LONG_BODY:
-                    name = await asyncio.to_thread(http.named_model, forwarded, names)
-                else:
-                    name = http.named_model(forwarded, names)
-        except ItemError as error:
-            error.form = form_of_path(path)
-            refused = Response.refused(error)
-            return HttpResponse(refused.body, refused.status, media_type=refused.content_type)
+        body = await self._body(request)
+        names = self._registry.names
+        name = names[0]
+        if len(names) > 1:
+            forwarded = http.ForwardedRequest("POST", "", path, body, {}, {})
+            # Reading a long body takes a while, in which nobody else would be answered.
+            if len(body) > _LONG_BODY:
+                name = await asyncio.to_thread(http.named_model, forwarded, names)
+            else:
+                name = http.named_model(forwarded, names)
         return await self._answer(request, partial(self._registry.model, name), {PATH_HEADER: path}, body=body)
 
     async def _body(self, request: Request) -> bytes:
         """Reads a request's body.
 
         Raises:
+            UnsupportedMediaTypeError: It is a form.
             PayloadTooLargeError: It is longer than is allowed.
             ItemError: It does not arrive in time.
         """
+        if request.headers.get("content-type", "").lower().startswith("multipart/"):
+            raise UnsupportedMediaTypeError("forms are not read here: send the file as the body (curl -T FILE)")
         limit = f"{self._most_bytes} bytes (--max-request-bytes)"
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most_bytes:
@@ -440,20 +448,16 @@ class Site:
             envelope: The protocol of the body.
             body: The body, if it was read already.
         """
-        find()
+        request.state.model = find()
         name = request_id(request.headers.get(_ID))
         kind = request.headers.get("content-type", "")
-        if kind.lower().startswith("multipart/"):
-            raise UnsupportedMediaTypeError("forms are not read here: send the file as the body (curl -T FILE)")
         if body is None:
             body = await self._body(request)
         if self.drains:
-            refused = unavailable("the server stops", name, form_of_path(headers.get(PATH_HEADER, ""), envelope))
-            closing = {"connection": "close"}
-            return HttpResponse(refused.body, refused.status, closing, media_type=refused.content_type)
-        model = find()
-        if HEALTH_HEADER in request.headers and model.state == "idle":
-            # A probe is no reason to load it.
+            raise unavailable_error("the server stops")
+        model = request.state.model = find()
+        if HEALTH_HEADER in request.headers and model.rests_or_wakes:
+            # A probe is no reason to load it, and does not wait for it.
             return JSONResponse({"healthy": True, "idle": True}, headers={_ID: name})
         self._registry.wake(model)
         # The first of equal headers counts. What the server says of a request replaces what a client claims.

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,9 +11,10 @@ from typing import Any
 
 import psutil
 
-from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.errors import ItemError, ModelLoadError, class_and_line
 from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.model_settings import ModelSettings
+from torchserve_openvino.hosts.serve.unpacked_folder import UnpackedFolder
 from torchserve_openvino.hosts.serve.worker_process import Pending, RefusedError, WorkerLostError, WorkerProcess
 from torchserve_openvino.packaging.archive import extract
 from torchserve_openvino.serving.requests.messages import Response
@@ -27,7 +27,6 @@ _FIRST_PAUSE, _MOST_PAUSE = 0.5, 30.0
 _STEADY_SECONDS = 60.0
 # Kind of a call of `Record` by which gauges with a label are removed.
 FORGET = "forget"
-_UNPACKED = "torchserve-openvino-"
 
 Record = Callable[[str, str, float, Mapping[str, str]], None]
 
@@ -63,8 +62,9 @@ class ServedArchive:
         self.loaded, self.used, self.memory = 0.0, time.monotonic(), 0
         self.stamp = stamp_of(archive)
         self._record, self._on_change = record, on_change
-        self._scratch = tempfile.TemporaryDirectory(prefix=_UNPACKED, ignore_cleanup_errors=True)
-        self._folder = Path(self._scratch.name) / "archive"
+        self._unpacked = UnpackedFolder()
+        self._folder = self._unpacked.path
+        self._unpacking: asyncio.Task[None] | None = None
         self._queue: deque[Pending] = deque()
         self._delay = BatchDelay(settings.delay)
         self._open: set[Pending] = set()
@@ -104,14 +104,14 @@ class ServedArchive:
     @property
     def problem(self) -> str:
         """Why no worker can answer; empty while one can, or will for the request that wakes the model."""
-        if self.state in {"READY", "idle"} or self.wakes:
+        if self.state == "READY" or self.rests_or_wakes:
             return ""
         return self._refused_because or f"it is {self.state}: {self.step}"
 
     @property
-    def wakes(self) -> bool:
-        """Whether its workers start again after a rest."""
-        return self.state == "loading" and bool(self.loaded) and not self._has_begun
+    def rests_or_wakes(self) -> bool:
+        """Whether its workers have ended until the next request, or start again for one."""
+        return self.state == "idle" or (self.state == "loading" and bool(self.loaded) and not self._has_begun)
 
     @property
     def _has_begun(self) -> bool:
@@ -177,16 +177,17 @@ class ServedArchive:
             PackagingError: The archive can't be unpacked.
             ModelLoadError: It is refused, or its worker ends.
         """
-        if not self._folder.is_dir():
-            self.step = "unpacking"
-            await asyncio.to_thread(extract, self.archive, self._folder)
-        first = self._start_workers()
         try:
-            await first
+            if not self._folder.is_dir():
+                self.step = "unpacking"
+                self._unpacking = asyncio.create_task(asyncio.to_thread(extract, self.archive, self._folder))
+                # A thread can't be canceled: `stop` waits for it.
+                await asyncio.shield(self._unpacking)
+            await self._start_workers()
         except (WorkerLostError, OSError) as error:
             await self.stop(0)
             raise ModelLoadError(f"{self.archive}: {error}") from error
-        except asyncio.CancelledError:
+        except BaseException:
             await self.stop(0)
             raise
 
@@ -221,13 +222,18 @@ class ServedArchive:
         self._is_stopped = True
         # Nobody sets its gauges later, if another version has taken over.
         self.show()
-        await asyncio.to_thread(self._scratch.cleanup)
+        if self._unpacking is not None:
+            await asyncio.wait({self._unpacking})
+        await asyncio.to_thread(self._unpacked.remove)
 
     async def rest(self) -> None:
-        """Ends the workers until the next request, which starts them again."""
+        """Ends the workers until the next request, which starts them again; not if one has come already."""
+        if self.is_busy:
+            return
         logger.info("%s: idle, its workers end until the next request", self.label)
         self._on_change(f"{self.label} is idle")
-        await self._end_workers(self.settings.timeout, "it is idle")
+        # Without a limit: requests that come now are answered by a worker that has not ended yet.
+        await self._end_workers(None)
         if self._queue:
             self._start_workers()
 
@@ -271,10 +277,14 @@ class ServedArchive:
                 self._is_ready(number, process)
                 await self._feed(process)
                 reason = ""
-            except (WorkerLostError, OSError) as error:
+            except Exception as error:
                 reason = str(error)
+                if not isinstance(error, (WorkerLostError, OSError)):
+                    # Nothing may end the slot, which nobody would fill again.
+                    logger.exception("%s: worker %d is given up", self.label, number)
+                    reason = class_and_line(error)
                 process.kill(reason)
-                self._was_lost(number, error)
+                self._was_lost(reason, is_refused=isinstance(error, RefusedError))
             finally:
                 await process.stop()
                 self._forget(process)
@@ -297,17 +307,16 @@ class ServedArchive:
             WorkerLostError: See `WorkerProcess.until_ready`.
         """
         loading = asyncio.create_task(process.until_ready(self.settings.startup))
-        ending = asyncio.create_task(self._ending.wait())
         try:
-            await asyncio.wait({loading, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done() and not self._open:
-                process.kill("it is not needed any more")
-                return False
+            while not loading.done():
+                if self._ending.is_set() and not self._queue:
+                    process.kill("it is not needed any more")
+                    return False
+                await self._changed({loading})
             await loading
             return True
         finally:
-            for task in (loading, ending):
-                task.cancel()
+            loading.cancel()
 
     def _loads(self, step: str) -> None:
         self.step = step
@@ -320,12 +329,11 @@ class ServedArchive:
         self._on_change(f"{self.label}: worker {number} is READY")
         self._first_ends(None)
 
-    def _was_lost(self, number: int, error: Exception) -> None:
-        first = not self._has_begun
-        if isinstance(error, RefusedError) or first:
-            self._first_ends(error)
+    def _was_lost(self, reason: str, is_refused: bool) -> None:
+        if is_refused or not self._has_begun:
+            self._first_ends(WorkerLostError(reason))
             if not any(process.is_ready for process in self._processes.values()):
-                self._refused_because = f"no worker of {self.label} starts: {error}"
+                self._refused_because = f"no worker of {self.label} starts: {reason}"
                 self._queue.clear()
                 for pending in [pending for pending in self._open if pending in self._timers]:
                     pending.refuse(self._refused_because)
@@ -459,15 +467,16 @@ class ServedArchive:
             self._admit(pending)
         try:
             async for piece in pending.pieces():
-                if piece.error is not None and not pending.is_gone:
-                    # Workers count their own.
-                    labels = {"code": str(piece.error.status), **self._labels}
-                    self._record("counter", "openvino_refused_items_total", 1, labels)
+                # Workers count their own. A probe is no request.
+                if piece.error is not None and not pending.is_gone and not pending.is_probe:
+                    self.count_refusal(piece.error)
                 yield piece
         finally:
-            pending.hang_up()
-            if pending.on_left is not None:
-                pending.on_left()
+            try:
+                pending.hang_up()
+            finally:
+                if pending.on_left is not None:
+                    pending.on_left()
 
     def hand_over(self, successor: "ServedArchive") -> None:
         """Lets another version of this archive answer what waits here."""
@@ -508,6 +517,8 @@ class ServedArchive:
         with contextlib.suppress(ValueError):
             self._queue.remove(pending)
             pending.refuse("the client hung up") if pending.is_gone else None
+            # A worker that loads may wait for it alone.
+            self._notify()
 
     def _leave(self, pending: Pending) -> None:
         self._drop(pending)
@@ -531,6 +542,10 @@ class ServedArchive:
             for item in value if kind == "histogram" else (value,):
                 self._record(kind, name, item, {**labels, **self._labels})
 
+    def count_refusal(self, error: ItemError) -> None:
+        """Counts a request that no worker has refused."""
+        count_refusal(self._record, error, **self._labels)
+
     def show(self) -> None:
         """Sets its gauges, which are read from time to time, while they change with each request."""
         self._record("gauge", "openvino_waiting_requests", self.waiting, self._labels)
@@ -542,6 +557,19 @@ class ServedArchive:
         if pids := self.pids:
             self.memory = sum(map(_resident_tree, pids))
         return self.memory if pids else 0
+
+
+def count_refusal(record: Record, error: ItemError, model_name: str = "", model_version: str = "") -> None:
+    """Counts a refusal by the front process.
+
+    Args:
+        record: Gets metrics.
+        error: Why the request is refused.
+        model_name: The model's name; empty if the request names none that is served.
+        model_version: Its version.
+    """
+    labels = {"code": str(error.status), "model_name": model_name, "model_version": model_version}
+    record("counter", "openvino_refused_items_total", 1, labels)
 
 
 def stamp_of(archive: Path) -> tuple[int, int]:

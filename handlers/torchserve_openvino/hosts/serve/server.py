@@ -27,6 +27,7 @@ from torchserve_openvino.hosts.serve.connections import Connection
 from torchserve_openvino.hosts.serve.registry import Registry
 from torchserve_openvino.hosts.serve.routes import Site
 from torchserve_openvino.hosts.serve.served_archive import FORGET, Record
+from torchserve_openvino.hosts.serve.unpacked_folder import remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ def _recorder(registry: prometheus_client.CollectorRegistry) -> Record:
 
 
 async def _run(options: ServerOptions, report: Report) -> None:
+    remove_abandoned()
     metrics = prometheus_client.CollectorRegistry()
     registry = Registry(
         options.archives, options.workers, _recorder(metrics), options.memory, lambda text: report("change", text, {})

@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchserve_openvino.errors import InvalidInputError, TorchServeOpenVINOError
+from torchserve_openvino.errors import ItemError, ModelCallError, TorchServeOpenVINOError, class_and_line
 from torchserve_openvino.files.json_text import JsonError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.model_settings import LOG_FORMAT
 from torchserve_openvino.hosts.serve.frames import Frame, packed, read_frame
 from torchserve_openvino.report.quiet import quiet_libraries
+from torchserve_openvino.serving.requests.isolation import isolated
 from torchserve_openvino.serving.requests.messages import PATH_HEADER, Request, Response
 from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
 
@@ -132,7 +133,9 @@ class WorkerConnection:
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends a message, from any thread; the front process always reads."""
-        message = packed(head, body)
+        self._write(packed(head, body))
+
+    def _write(self, message: bytes) -> None:
         with self._writing:
             try:
                 self._connection.sendall(message)
@@ -186,6 +189,8 @@ class WorkerConnection:
         while (frame := await read_frame(reader, trusted=True)) is not None:
             kind = frame.head["kind"]
             if kind == "call":
+                # Not in the task, which may begin only after the news that a client is gone.
+                self._gone[frame.head["call"]] = set()
                 background(self._call(frame), self._tasks)
             elif kind == "gone":
                 self._gone.get(frame.head["call"], set()).add(frame.head["index"])
@@ -203,53 +208,80 @@ class WorkerConnection:
         assert self._service is not None
         try:
             report = await asyncio.get_running_loop().run_in_executor(self._main, self._service.describe)
+            # Whatever a handler reports: one that can't be sent must not keep the front process waiting.
+            message = packed({"kind": "report", "report": report})
         except Exception as error:
             logger.exception("the report failed")
-            report = {"error": f"{type(error).__name__}: {error}"}
-        self.send({"kind": "report", "report": report})
+            message = packed({"kind": "report", "report": {"error": f"{type(error).__name__}: {error}"}})
+        self._write(message)
 
     async def _call(self, frame: Frame) -> None:
+        """Answers a call; whatever happens, each of its requests gets an answer."""
+        assert self._service is not None
+        number, heads = frame.head["call"], frame.head["requests"]
+        answers: dict[int, Response] = {}
+        try:
+            await self._answer(frame, answers)
+            self._send_answers(number, answers)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # Such as the panic of a library in Rust, which is no Exception.
+            logger.exception("a call failed")
+            fault = ModelCallError(f"the server failed on this call: {class_and_line(error)}")
+            refused = {index: self._refused(fault, head) for index, head in enumerate(heads)}
+            self._send_answers(number, refused)
+        finally:
+            del self._gone[number]
+
+    async def _answer(self, frame: Frame, answers: dict[int, Response]) -> None:
+        """Adds the answers to the requests of a call."""
         assert self._service is not None
         number, service = frame.head["call"], self._service
-        gone = self._gone[number] = set()
+        gone = self._gone[number]
 
         def send(index: int, piece: Response) -> None:
             piece = piece.encoded()
             head = {"kind": "piece", "call": number, "index": index, "type": piece.content_type}
-            self.send({**head, "status": int(piece.status)}, piece.body)
+            self.send({**head, "status": int(piece.status), "headers": dict(piece.headers)}, piece.body)
 
         requests: dict[int, Request] = {}
-        answers: list[tuple[int, Response]] = []
         start = 0
         for index, head in enumerate(frame.head["requests"]):
             body, start = frame.body[start : start + head["bytes"]], start + head["bytes"]
-            try:
-                row = row_of(body, head["type"], head["parameters"])
-                requests[index] = Request(
-                    row, head["headers"], head["id"], head["envelope"], head["arrived"], send=partial(send, index),
-                    is_gone=partial(gone.__contains__, index),
-                )  # fmt: skip
-            except InvalidInputError as error:
-                error.form = form_of_path(head["headers"].get(PATH_HEADER, ""), head["envelope"])
-                answers.append((index, Response.refused(error, head["id"])))
+            row = isolated(partial(row_of, body, head["type"], head["parameters"]))
+            if isinstance(row, ItemError):
+                answers[index] = self._refused(row, head)
+                continue
+            requests[index] = Request(
+                row, head["headers"], head["id"], head["envelope"], head["arrived"], send=partial(send, index),
+                is_gone=partial(gone.__contains__, index),
+            )  # fmt: skip
         if requests and service.awaits:
             ((index, request),) = requests.items()
-            answers.append((index, await service.answer_alone(request)))
+            answers[index] = await service.answer_alone(request)
         elif requests:
             answer = partial(service.answer, list(requests.values()))
             responses = await asyncio.get_running_loop().run_in_executor(self._main, answer)
-            answers += zip(requests, responses, strict=True)
-        del self._gone[number]
-        # One message: each costs the front process as much as reading a request.
+            answers.update(zip(requests, responses, strict=True))
+
+    def _refused(self, error: ItemError, head: Mapping[str, Any]) -> Response:
+        assert self._service is not None
+        form = form_of_path(head["headers"].get(PATH_HEADER, ""), head["envelope"])
+        return self._service.refused(error, head["id"], form)
+
+    def _send_answers(self, number: int, answers: Mapping[int, Response]) -> None:
+        """Sends the answers of a call in one message: each costs the front process as much as reading a request."""
+        assert self._service is not None
         heads = [
             {"index": index, "type": answer.content_type, "status": int(answer.status), "bytes": len(answer.body),
              "headers": dict(answer.headers)}
-            for index, answer in answers
+            for index, answer in answers.items()
         ]  # fmt: skip
-        head = {"kind": "done", "call": number, "ended": service.ended, "answers": heads}
+        head = {"kind": "done", "call": number, "ended": self._service.ended, "answers": heads}
         if metrics := self._metrics.take(_METRICS_SECONDS):
             head["metrics"] = metrics
-        self.send(head, b"".join(answer.body for _, answer in answers))
+        self.send(head, b"".join(answer.body for answer in answers.values()))
 
 
 def main() -> None:

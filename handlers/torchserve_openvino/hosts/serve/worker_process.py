@@ -251,12 +251,14 @@ class WorkerProcess:
             del self._calls[number]
             for pending in batch:
                 pending.on_gone = None
+                if not pending.is_answered:
+                    pending.refuse("its call was given up")
         if reason:
             raise WorkerLostError(reason)
 
     async def _finished(self, number: int, call: _OpenCall, timeout: float) -> str:
         """Waits for the end of a call; returns why the worker has to be replaced, or an empty text."""
-        reason, limit = "", timeout
+        reason, limit, is_canceled = "", timeout, False
         while not call.done.done():
             left = call.seen + limit - time.monotonic()
             await asyncio.wait({call.done, self.ended}, timeout=max(0, left), return_when=asyncio.FIRST_COMPLETED)
@@ -270,18 +272,25 @@ class WorkerProcess:
                 reason = f"a call took longer than responseTimeout ({timeout:g} s)"
             for pending in call.batch:
                 pending.refuse(reason)
-            if self.awaits and not self.ended.done() and limit == timeout:
+            if self.awaits and not self.ended.done() and not is_canceled:
                 # Other requests run in the same engine: the worker gets time to end this one alone.
                 self._send({"kind": "gone", "call": number, "index": 0})
-                call.seen, limit = time.monotonic(), _CANCEL_SECONDS
+                call.seen, limit, is_canceled = time.monotonic(), _CANCEL_SECONDS, True
                 continue
             return reason
         return call.done.result()
 
     def _send(self, head: dict[str, Any], number: int | None = None, batch: Sequence[Pending] = ()) -> None:
-        if self._writer is not None and not self.ended.done():
-            more = {} if number is None else {"call": number}
-            self._writer.write(packed({**head, **more}, b"".join(request.body for request in batch)))
+        if self._writer is None or self.ended.done():
+            return
+        more = {} if number is None else {"call": number}
+        message = packed({**head, **more}, b"".join(request.body for request in batch))
+        try:
+            self._writer.write(message)
+        except (RuntimeError, OSError) as error:
+            # Where asyncio writes to nobody, uvloop raises. `ended` will be how the process ended.
+            logger.warning("worker %s takes no messages: %s", self.pid, error)
+            self.kill("")
 
     async def describe(self, seconds: float) -> dict[str, Any] | None:
         """Returns the worker's report; None if it does not come in time, as while a call runs."""
@@ -302,7 +311,7 @@ class WorkerProcess:
         # What it has written comes first. A process that it forked may keep the connection open.
         await asyncio.wait({reading, ending}, timeout=_END_SECONDS if reading.done() else _LAST_SECONDS)
         if not ending.done():
-            self._process.kill()
+            self.kill("")
         code = await ending
         reading.cancel()
         await asyncio.wait({reading})
@@ -324,7 +333,8 @@ class WorkerProcess:
         if kind == "piece":
             if (call := self._calls.get(head["call"])) is not None:
                 call.seen = time.monotonic()
-                call.batch[head["index"]].add(Response(body, head["type"], head["status"]), last=False)
+                piece = Response(body, head["type"], head["status"], headers=head["headers"])
+                call.batch[head["index"]].add(piece, last=False)
         elif kind == "done":
             if (call := self._calls.get(head["call"])) is not None and not call.done.done():
                 start = 0
@@ -352,7 +362,11 @@ class WorkerProcess:
             self._loaded.exception()
 
     def kill(self, reason: str) -> None:
-        """Ends the process at once."""
+        """Ends the process at once.
+
+        Args:
+            reason: Why; empty if how it ends says that.
+        """
         self._reason = self._reason or reason
         if self._process is not None and self._process.returncode is None:
             self._process.kill()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError, class_and_line
 from torchserve_openvino.serving.requests.counters import Counters
+from torchserve_openvino.serving.requests.refusals import is_status
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ def server_fault(error: Exception) -> ItemError:
     upstream = sys.modules.get("ts.utils.util")
     if upstream is not None and isinstance(error, upstream.PredictionException):
         refusal: ItemError = ModelCallError(str(error.message))
-        refusal.status = int(error.error_code)
+        if is_status(error.error_code):
+            refusal.status = int(error.error_code)
         return refusal
     logger.error("One item failed because of a server error", exc_info=error)
     return ModelCallError(f"the server failed on this item: {class_and_line(error)}")

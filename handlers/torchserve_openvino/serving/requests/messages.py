@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 from torchserve_openvino.errors import ItemError
-from torchserve_openvino.serving.requests.refusals import RefusalForm, refusal, with_request_id
+from torchserve_openvino.serving.requests.refusals import RefusalForm, is_status, refusal, with_request_id
 
 EnvelopeKind = Literal["json", "kserve", "kservev2"]
 
@@ -29,6 +29,18 @@ EVENT_STREAM = "text/event-stream"
 
 def _dropped(piece: "Response") -> None:
     """Outside of a server nobody waits for pieces."""
+
+
+class _Sender:
+    """Sends pieces of a response, and notes that one went out; copies of a request share it."""
+
+    def __init__(self, send: Callable[["Response"], None]) -> None:
+        self._send = send
+        self.has_sent = False
+
+    def __call__(self, piece: "Response") -> None:
+        self._send(piece)
+        self.has_sent = True
 
 
 def _stays() -> bool:
@@ -60,6 +72,16 @@ class Request:
     has_own_status: bool = True
     send: Callable[["Response"], None] = _dropped
     is_gone: Callable[[], bool] = _stays
+
+    def __post_init__(self) -> None:
+        """Lets `send` note that a piece went out."""
+        if not isinstance(self.send, _Sender):
+            object.__setattr__(self, "send", _Sender(self.send))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a piece of its response was sent."""
+        return isinstance(self.send, _Sender) and self.send.has_sent
 
     def header(self, name: str) -> str | None:
         """Returns a header; None where there is none of this name.
@@ -118,21 +140,25 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def refused(error: ItemError, name: str = "") -> "Response":
+    def refused(error: ItemError, name: str = "", form: RefusalForm | None = None) -> "Response":
         """Returns the response to a refused request, in bytes.
 
         Args:
             error: Why it is refused.
             name: The request's id.
+            form: Makes the body, if the error has no form of its own; None for this package's own form.
         """
-        return Response(with_request_id(refusal(error), name), JSON, error.status, error).encoded()
+        return Response(with_request_id(refusal(error, form), name), JSON, error.status, error).encoded()
 
     def encoded(self) -> "Response":
         """Returns the response with its body in bytes, and with a type.
 
         Raises:
             TypeError: The body is neither bytes, text nor JSON.
+            ValueError: The status is none of a response.
         """
+        if not is_status(self.status):
+            raise ValueError(f"a response cannot have the status {self.status!r}")
         body, content_type = encoded(self.body)
         return replace(self, body=body, content_type=self.content_type or content_type)
 
@@ -163,9 +189,14 @@ def unavailable(reason: str, name: str = "", form: RefusalForm | None = None) ->
         name: The request's id.
         form: Makes the body, as the client reads it; None for this package's own form.
     """
+    return Response.refused(unavailable_error(reason), name, form)
+
+
+def unavailable_error(reason: str) -> ItemError:
+    """Returns the refusal (503) of a request that may succeed later."""
     error = ItemError(f"{reason}: send the request again later")
-    error.status, error.form = HTTPStatus.SERVICE_UNAVAILABLE.value, form
-    return Response.refused(error, name)
+    error.status = HTTPStatus.SERVICE_UNAVAILABLE.value
+    return error
 
 
 def unhealthy_reason(body: bytes) -> str:

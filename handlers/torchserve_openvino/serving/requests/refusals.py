@@ -12,9 +12,23 @@ RefusalForm = Callable[[ItemError], dict[str, Any]]
 _LONGEST_MESSAGE = 2000
 
 
-def refusal(error: ItemError) -> dict[str, Any]:
-    """Returns the body that the sender of a refused item gets."""
-    return plain_refusal(error) if error.form is None else error.form(error)
+# Of a final response; those below 200 announce another one.
+_STATUSES = range(200, 600)
+
+
+def is_status(value: Any) -> bool:
+    """Returns True for a number that a response can have as its status."""
+    return isinstance(value, int) and value in _STATUSES
+
+
+def refusal(error: ItemError, form: RefusalForm | None = None) -> dict[str, Any]:
+    """Returns the body that the sender of a refused item gets.
+
+    Args:
+        error: Why it is refused.
+        form: Makes the body, if the error has no form of its own; None for this package's own form.
+    """
+    return (error.form or form or plain_refusal)(error)
 
 
 def plain_refusal(error: ItemError) -> dict[str, Any]:

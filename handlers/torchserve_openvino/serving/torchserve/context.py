@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from torchserve_openvino.errors import ItemError
+from torchserve_openvino.errors import ItemError, ModelCallError
 from torchserve_openvino.serving.requests.messages import Request, Response
+from torchserve_openvino.serving.requests.refusals import is_status
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +23,22 @@ _OF_THE_HOST = frozenset({
     "connection", "content-length", "date", "keep-alive", "proxy-authenticate", "proxy-connection", "server", "te",
     "trailer", "transfer-encoding", "upgrade", "x-request-id",
 })  # fmt: skip
+# By it TorchServe's worker lets the frontend wait for a further piece.
+_STREAM_NEXT = "ts_stream_next"
 
 
 @dataclass
 class Headers:
-    """The headers of one request, and the status and headers of its answer; TorchServe's ``RequestProcessor``."""
+    """The headers of one request, and the status and headers of its answer; TorchServe's ``RequestProcessor``.
+
+    ``has_begun`` is whether a call has sent a piece of the answer: no further call may answer this request.
+    """
 
     given: Mapping[str, str]
     status: int = HTTPStatus.OK
     phrase: str = ""
     answer: dict[str, str] = field(default_factory=dict)
+    has_begun: bool = False
 
     def get_request_property(self, key: str) -> str | None:
         """Returns a header of the request: under its name as it came, or in lower case, as web servers make it."""
@@ -88,12 +95,12 @@ class PieceSocket:
         while (size := data.number()) >= 0:
             name = data.take(size).decode()
             content_type, status, _ = data.text(), data.number(), data.text()
-            for _ in range(data.number()):
-                # Headers: hosts send none but the type.
-                data.text(), data.text()
+            headers = {data.text(): data.text() for _ in range(data.number())}
             body = data.take(data.number())
             if (request := self._requests.get(name)) is not None:
-                request.send(Response(body, content_type or _piece_type(body), status))
+                # The headers of a response go out with its first piece.
+                kind, headers = ("", {}) if request.has_begun else _sendable(headers)
+                request.send(Response(body, content_type or kind or _piece_type(body), status, headers=headers))
 
 
 def _piece_type(body: bytes) -> str:
@@ -135,6 +142,7 @@ class Context:
 
     Attributes:
         workers: Workers of the model on this machine; None if the host does not know.
+        requests: The requests of the call.
     """
 
     workers: int | None = None
@@ -153,6 +161,7 @@ class Context:
         self.request_processor: list[Headers] | None = None
         self.stopping_criteria: Any = None
         self.cl_socket: PieceSocket | None = None
+        self.requests: Sequence[Request] = ()
 
     def for_requests(self, requests: Sequence[Request]) -> "Context":
         """Returns the context of one call with these requests."""
@@ -167,6 +176,7 @@ class Context:
         context.request_processor = [Headers({"explain": "False", **request.headers}) for request in requests]
         context.stopping_criteria = None
         context.cl_socket = PieceSocket(by_id)
+        context.requests = requests
         return context
 
     def _of(self, index: int) -> Headers:
@@ -237,13 +247,23 @@ def with_own_headers(answers: Sequence[Any], context: Any) -> list[Any]:
     ]
 
 
-def _with_headers(answer: Any, context: Context, index: int) -> Response:
-    headers = {str(name): str(value) for name, value in context.get_response_headers(index).items()}
+def _with_headers(answer: Any, context: Context, index: int) -> Response | ItemError:
+    status = context.get_response_status(index)[0]
+    if not is_status(status):
+        logger.error("A handler has set %r as the status of a response", status)
+        return ModelCallError(f"the handler has set {status!r} as the status of the response")
+    content_type, headers = _sendable(context.get_response_headers(index))
+    return Response(answer, content_type, status, headers=headers)
+
+
+def _sendable(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Returns the type among the headers that a handler has set, and those of the others that are sent."""
+    headers = {str(name): str(value) for name, value in values.items() if name != _STREAM_NEXT}
     for name in [name for name in headers if not _may_be_set(name, headers[name])]:
         logger.warning("the header %r of a response is not sent: a handler cannot set it", name)
         del headers[name]
     content_type = next((headers.pop(name) for name in list(headers) if name.lower() == "content-type"), "")
-    return Response(answer, content_type, context.get_response_status(index)[0], headers=headers)
+    return content_type, headers
 
 
 def _may_be_set(name: str, value: str) -> bool:
@@ -260,12 +280,17 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
         context: TorchServe's context.
         positions: Positions of these requests in the batch.
         count: How many items the batch has; if one request holds several, nothing is changed.
+
+    Raises:
+        ModelCallError: A piece of a response was sent in an earlier call, and would be sent again.
     """
     processors, ids = getattr(context, "request_processor", None), getattr(context, "request_ids", None)
     if not isinstance(processors, list) or len(processors) != count:
         yield
         return
     seen = [processors[position] for position in positions]
+    if any(isinstance(processor, Headers) and processor.has_begun for processor in seen):
+        raise ModelCallError("its call failed after a piece of the response was sent")
     # Statuses and headers that a failed call has set are not those of the calls that are made instead.
     before = [{name: copy.copy(value) for name, value in vars(processor).items()} for processor in seen]
     if len(positions) < count:
@@ -280,3 +305,5 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
         raise
     finally:
         context.request_processor, context.request_ids = processors, ids
+        for position in positions if isinstance(context, Context) else ():
+            processors[position].has_begun = context.requests[position].has_begun
