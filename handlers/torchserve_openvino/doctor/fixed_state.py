@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import unchanged
-from torchserve_openvino.backend.runtime.compare import comparable, reordered
+from torchserve_openvino.backend.runtime.compare import comparable, copied, reordered
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.judge import Judge
 
@@ -66,11 +65,6 @@ def call_once(model: Callable[..., Any], inputs: Inputs) -> Any:
     args, kwargs = copied(tuple(inputs))
     with torch.inference_mode():
         return model(*args, **kwargs)
-
-
-def copied(value: Any) -> Any:
-    """Returns a structure with copies of its tensors."""
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 def differences(judge: Judge, got: Any, expected: Any) -> str:

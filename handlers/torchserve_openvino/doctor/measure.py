@@ -13,7 +13,8 @@ from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.compiler import CompileSpec, compile_with
 from torchserve_openvino.backend.instrumentation import Instrumentation, Observation
 from torchserve_openvino.backend.partitioning.partition import RefusedNode
-from torchserve_openvino.doctor.fixed_state import FixedState, call_once, copied
+from torchserve_openvino.backend.runtime.compare import copied
+from torchserve_openvino.doctor.fixed_state import FixedState, call_once
 from torchserve_openvino.doctor.target import SampleCall, Target
 from torchserve_openvino.doctor.timing import time_nodes
 from torchserve_openvino.errors import ModelLoadError, class_and_line

@@ -14,6 +14,7 @@ from torchserve_openvino.backend.runtime.compare import (
     RELATIVE_TOLERANCE,
     SMALLEST_SCALE,
     comparable,
+    copied,
     difference,
     is_finite,
     largest_allowed,
@@ -169,6 +170,21 @@ class Boxes:
 def test_what_is_no_tensor_is_compared_too(got: Any, expected: Any, precision: str) -> None:
     assert difference(expected, expected, precision) == "" and largest_difference(expected, expected) == 0.0
     assert difference(got, expected, precision) != "" and largest_difference(got, expected) > 0.0
+
+
+def test_copies_lie_in_memory_like_the_originals() -> None:
+    wide, narrow = torch.arange(12.0).view(3, 4), torch.arange(3.0)[:, None]
+    call = (
+        (wide, narrow.expand(3, 5), wide.T, wide[:, ::2]),
+        {"again": wide, "windows": torch.arange(6.0).unfold(0, 3, 1)},
+    )
+    for other, same in ((copied(call), True), (reordered(call), False)):
+        (first, expanded, turned, gaps), named = other
+        assert first is named["again"] and first is not wide
+        for new, old in zip((first, expanded, turned, gaps), call[0], strict=True):
+            assert new.stride() == old.stride() and torch.equal(new, old) is same
+            assert torch.equal(new if same else new.flip(tuple(range(new.dim()))), old)
+        assert torch.equal(named["windows"], call[1]["windows"]) is same
 
 
 def test_objects_without_a_value_hold_nothing_to_compare() -> None:

@@ -118,6 +118,41 @@ def test_a_method_is_counted_and_its_calls_are_compiled_where_the_model_is_named
     assert not outside and report["summary"]["coverage"] == 1.0 and report["serving"]["compiles_after_ready"] == 0
 
 
+TWO_INPUTS = own_handlers.NET.replace("def forward(self, x):", "def forward(self, x, y):").replace(
+    "(x))", "(x)) + y.sum(-1, keepdim=True)"
+)
+
+
+class Twice(Plain):
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model(data, data)
+
+
+class Expanded(Plain):
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model(data, data[:, :1].expand(-1, 4))
+
+
+class Transposed(Plain):
+    def inference(self, data, *args, **kwargs):
+        with torch.no_grad():
+            return self.model(data, data.reshape(2, 2).T)[:1]
+
+
+@pytest.mark.parametrize("kind", [Twice, Expanded, Transposed])
+def test_the_graph_that_was_verified_is_the_one_that_serves(archive, kind) -> None:
+    # Dynamo compiles anew where two inputs are the same tensor, or lie in memory in another way.
+    made, handler = start(archive, kind, model=TWO_INPUTS)
+    (found,) = made.handle(handler, BODY)
+    torch.testing.assert_close(
+        torch.tensor(found), torch.tensor(eager_answer(kind, handler, BODY)[0]), rtol=1e-4, atol=1e-5
+    )
+    report = worker_of(handler).report
+    assert report.verified and report.summary.graphs == 1 and report.summary.recompiles == 0
+
+
 class Encoder(Plain):
     def inference(self, data, *args, **kwargs):
         with torch.no_grad():

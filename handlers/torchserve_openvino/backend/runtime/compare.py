@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -165,22 +165,52 @@ def largest_difference(got: Any, expected: Any) -> float:
 
 
 def reordered(call: Any) -> Any | None:
-    """Reverses the values of each tensor of a call: other values of the same shapes, types and range.
+    """Reverses the values of each tensor of a call: other values of the same shapes, types, layouts and range.
 
     Returns:
         The new call; None if nothing changes, or if a tensor is not plain strided.
     """
-    leaves, spec = pytree.tree_flatten(call)
-    changed = False
-    for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        if not is_plain(leaf):
-            return None
-        other = leaf.detach().flip(tuple(range(leaf.dim()))).requires_grad_(leaf.requires_grad)
-        changed = changed or not torch.equal(other, leaf)
-        leaves[position] = other
-    return pytree.tree_unflatten(leaves, spec) if changed else None
+    tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+    if not all(map(is_plain, tensors)):
+        return None
+    other = _changed(call, lambda tensor: tensor.flip(tuple(range(tensor.dim()))))
+    others = [leaf for leaf in pytree.tree_leaves(other) if isinstance(leaf, torch.Tensor)]
+    return other if any(not torch.equal(a, b) for a, b in zip(others, tensors, strict=True)) else None
+
+
+def copied(value: Any) -> Any:
+    """Returns a structure with copies of its tensors, which the same graph takes: strides and identities stay."""
+    return _changed(value, lambda tensor: tensor)
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a structure with changed tensors.
+
+    Dynamo's guards hold for the result, too: expanded tensors are expanded, and a tensor in two places is one.
+    """
+    changed: dict[int, torch.Tensor] = {}
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in changed:
+            changed[id(tensor)] = _in_layout_of(tensor, change(tensor.detach())).requires_grad_(tensor.requires_grad)
+        return changed[id(tensor)]
+
+    return pytree.tree_map_only(torch.Tensor, one, value)
+
+
+def _in_layout_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of the values with a tensor's strides; where elements share memory otherwise, contiguous."""
+    if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+        return values.clone()
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and values.numel():
+            values = values.narrow(dim, 0, 1)
+    copy = torch.empty_strided(values.size(), tensor.stride(), dtype=values.dtype, device=values.device)
+    try:
+        return copy.copy_(values).expand(tensor.size())
+    except RuntimeError:
+        # Windows that overlap can't be written to.
+        return values.clone()
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import unchanged
-from torchserve_openvino.backend.runtime.compare import largest_difference
+from torchserve_openvino.backend.runtime.compare import copied, largest_difference
 from torchserve_openvino.doctor.bisecting.experiments import first_line
 from torchserve_openvino.doctor.bisecting.stock import given_options
-from torchserve_openvino.doctor.fixed_state import FixedState, copied
+from torchserve_openvino.doctor.fixed_state import FixedState
 from torchserve_openvino.doctor.target import SampleCall, TargetSpec, load_target
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name

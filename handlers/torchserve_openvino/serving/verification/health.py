@@ -5,10 +5,9 @@ from http import HTTPStatus
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import StateKeeper
-from torchserve_openvino.backend.runtime.compare import comparable
+from torchserve_openvino.backend.runtime.compare import comparable, copied
 from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
@@ -69,7 +68,7 @@ class Health:
     def _run(self) -> list[torch.Tensor]:
         assert self._model is not None and self._case is not None
         # The model may write to them.
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, self._case.inputs)
+        args, kwargs = copied(self._case.inputs)
         # The shape is compiled: nothing is built, and no count of requests changes.
         with self._case.modes.on():
             return [tensor.detach() for tensor in comparable(self._model.compiled(*args, **kwargs))]

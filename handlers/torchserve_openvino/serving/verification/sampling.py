@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.runtime.compare import comparable, output_tensors
+from torchserve_openvino.backend.runtime.compare import comparable, copied, output_tensors
 from torchserve_openvino.cache.identity.weights_digest import tensor_digest
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -86,19 +86,19 @@ def copied_inputs(inputs: Inputs) -> Inputs:
     Raises:
         TypeError: An input is of a kind that is not copied.
     """
-    leaves, spec = pytree.tree_flatten(inputs)
-    for leaf in leaves:
+    for leaf in pytree.tree_leaves(inputs):
         if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
             raise TypeError(f"an input holds a {type(leaf).__name__}")
         if isinstance(leaf, torch.Tensor) and (leaf.layout is not torch.strided or leaf.device.type != "cpu"):
             raise TypeError(f"an input is {leaf.layout} on {leaf.device}")
     with torch.inference_mode(False), torch.no_grad():
-        copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    copied: Inputs = pytree.tree_unflatten(copies, spec)
-    return copied
+        copies: Inputs = copied(inputs)
+    for tensor in output_tensors(copies):
+        tensor.requires_grad_(False)
+    return copies
 
 
-def copied(inputs: Inputs, model: Callable[..., Any]) -> SampledCall:
+def sample_of(inputs: Inputs, model: Callable[..., Any]) -> SampledCall:
     """Returns a copy of the call as a sample without output, which `answered` adds.
 
     Raises:

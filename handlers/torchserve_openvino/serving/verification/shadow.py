@@ -31,7 +31,7 @@ from torchserve_openvino.serving.verification.sampling import (
     SampledCall,
     Sampler,
     answered,
-    copied,
+    sample_of,
     tensor_bytes,
     weight_versions,
 )
@@ -112,7 +112,7 @@ class Shadow:
             self.skip(_FULL)
             return None
         try:
-            return copied(call, self._eager)
+            return sample_of(call, self._eager)
         except TypeError as error:
             self.skip(str(error))
             return None

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.kept_state import unchanged
-from torchserve_openvino.backend.runtime.compare import comparable, widened
+from torchserve_openvino.backend.runtime.compare import comparable, copied, widened
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.shapes.input_spec import Inputs
@@ -138,7 +138,7 @@ class EagerAnswers:
             model: The model in PyTorch, or compiled.
             values: The values.
         """
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, values.inputs)
+        args, kwargs = copied(values.inputs)
         with unchanged(self._eager):
             start = time.perf_counter()
             tensors = [tensor.detach() for tensor in comparable(model(*args, **kwargs))]

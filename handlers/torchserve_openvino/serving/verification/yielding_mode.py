@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend.capture.module_state import module_state
-from torchserve_openvino.backend.runtime.compare import comparable
+from torchserve_openvino.backend.runtime.compare import comparable, copied
 from torchserve_openvino.backend.upstream._torch_modes import ThreadDispatchMode
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 from torchserve_openvino.serving.verification.sampling import SampledCall, weight_versions
@@ -166,7 +166,7 @@ def run_again(model: Callable[..., Any], sample: SampledCall, quiet: IdleGate) -
         YieldToRequests(quiet, model),
     ):
         # Copied, because the model may write to its inputs, which are kept in case of a mismatch.
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, sample.inputs)
+        args, kwargs = copied(sample.inputs)
         return [tensor.detach() for tensor in comparable(model(*args, **kwargs))]
 
 
@@ -174,7 +174,7 @@ def why_not(model: Callable[..., Any], inputs: Inputs) -> str:
     """Returns why a model can't be run again in eager PyTorch; empty where it can. Runs it once, without pausing."""
     if getattr(model, "training", False):
         return "the model is in training mode"
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, inputs)
+    args, kwargs = copied(inputs)
     before = _state(model)
     try:
         with torch.inference_mode(), YieldToRequests(None, model):
