@@ -68,7 +68,8 @@ class BackendOptions:
     """Where a partition runs that OpenVINO could not convert or compile."""
     min_partition_us: float | None = None
     """Partitions that eager PyTorch runs in fewer microseconds stay in eager, because calling OpenVINO costs more.
-    Unset: 100 for a graph in several pieces, 0 for a graph in one piece. 0 sends every partition to OpenVINO."""
+    Unset: 100 for a graph in several pieces; 0 for a graph in one piece, and where `fallback` refuses `tiny_partition`
+    or has a `min_coverage`. 0 sends every partition to OpenVINO."""
     verify: Literal["off", "first"] = "off"
     """In Python only: `first` compares the first call of each new graph with eager PyTorch, once, and raises an error
     if they differ. A served model is compared before READY anyway (`handler.openvino.verify`)."""

@@ -24,8 +24,8 @@ BY_DYNAMO = frozenset({"openvino", "openvino_ts"})
 OURS = (*COMPILING, "openvino_serving")
 # Names that earlier versions had, and what replaces them.
 REMOVED = {
-    "auto": "the backend auto is gone: `torchserve-openvino tune` measures all backends and writes the best one into "
-    f"the YAML; or name one of {', '.join(COMPILING)}.",
+    "auto": "the backend auto is gone: `torchserve-openvino tune` tries `export` and writes it into the YAML if it is "
+    f"faster; or name one of {', '.join(COMPILING)}.",
 }
 # Of any number in a configuration, in whatever unit: multiplied by a billion, it is still a number.
 MAX_NUMBER = 1e100

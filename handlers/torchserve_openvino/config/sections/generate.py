@@ -37,8 +37,8 @@ class GenerateSection(Section):
     """Longest sequence in tokens, prompt and answer together. Unset: what the model was made for, up to 4,096; with
     `compile`, which computes with the whole length at each step, up to 1,024."""
     cache_gb: Positive | None = None
-    """Memory for cached keys and values, in 10^9 bytes. Unset: eight sequences of `max_length`, up to a quarter of the
-    free memory, at least one."""
+    """Memory for cached keys and values, in 10^9 bytes. Unset: eight sequences of `max_length`; of `genai`
+    up to a quarter of the free memory, at least one."""
     max_waiting: Count = 256
     """Most prompts that wait for room in the cache; one more answers 503."""
     step_tokens: Count = 256

@@ -299,7 +299,8 @@ class OpenVINOSection(Section):
     """Whether calls skip Dynamo's guards after warm-up; this saves up to a millisecond, and later changes of the model
     go unnoticed. `auto`: yes for our handlers, no for yours."""
     release_weights: Boolean = False
-    """Whether to free eager PyTorch's weights after compilation; nothing can fall back to eager afterwards."""
+    """Whether to free eager PyTorch's weights after compilation; nothing can fall back to eager afterwards.
+    A handler of your own also needs `freeze: true`, and inputs that are known."""
     cache: CacheSection = CacheSection()
     """Size limit of the cache, waiting time, packaged graphs."""
     quantize: QuantizeSection = QuantizeSection()

@@ -44,7 +44,8 @@ class ImageSection(Section):
     top_k: Count = 5
     """Number of classes in the answer."""
     max_pixels: Count = 89_478_485
-    """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs."""
+    """Largest image to decode, in pixels. The default is Pillow's limit against decompression bombs, which
+    refuses what has more than twice as many."""
     max_resized_pixels: Count = 16_777_216
     """Largest image that resizing may make, in pixels: before the crop, where one side is much longer than the other,
     and a label map or a depth map in the image's own size. Larger ones answer 413."""
@@ -88,8 +89,8 @@ class AudioSection(Section):
     """Longest recording, in seconds; longer ones answer 413. Unset: 30, or 600 for Whisper, which hears it window by
     window."""
     lengths: Sizes = "auto"
-    """Compiled lengths, in whole seconds; a recording is padded to the next one. `auto`: powers of two and the middles
-    between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
+    """Compiled lengths in seconds (of a list: whole ones); a recording is padded to the next one. `auto`: powers of two
+    and the middles between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024
     """Largest recording to accept, in bytes as sent. TorchServe's own `max_request_size` (6.5 MB) holds besides."""
 

@@ -36,7 +36,8 @@ class PictureParameters(Parameters):
     n: Annotated[int, Field(ge=1)] = 1
     """How many pictures; also `num_images_per_prompt`."""
     scheduler: str | None = None
-    """The scheduler, by default the folder's own: ddim, ddpm, dpm_solver, euler, euler_ancestral, heun, pndm, unipc."""
+    """The scheduler, by default the folder's own: ddim, ddpm, dpm_solver, euler, euler_ancestral,
+    flow_match_euler, heun, pndm, unipc; those that fit the model."""
     image: _File | None = None
     """A picture to start from."""
     mask_image: _File | None = None
