@@ -304,6 +304,7 @@ def test_compressed_recordings_are_heard_whole(mode: str, rate: int) -> None:
             for form in [encoded(np.round(LOUD * 32767).astype(np.int16), kind=kind)]
         ),
         (encoded(RECORDINGS[0], kind="OGG") * 2, "several recordings, one after the other"),
+        (FILES[0][:12] + b"LIST\0\0\0\0" * 20_000 + FILES[0][12:], "this WAV file has no samples"),
     ],
 )
 def test_recordings_that_libsndfile_would_cut_are_refused(file: bytes, message: str) -> None:

@@ -23,6 +23,8 @@ _BIT_RATES = {
 _SAMPLING_RATES = (44_100, 48_000, 32_000)
 # By the two bits of the version: 2.5, reserved, 2, 1, and what they divide sampling rates by.
 _VERSIONS = ((2, 4), (0, 0), (2, 2), (1, 1))
+# Of a file of empty chunks, each 8 bytes long, there would be millions.
+_MOST_CHUNKS = 10_000
 # Bytes that may look like the beginning of a frame and are none, in one file: each costs time.
 _MOST_FALSE_STARTS = 100_000
 
@@ -101,9 +103,11 @@ def _aiff(data: bytes) -> StatedSize | None:
 
 
 def _chunks(data: bytes, header: str) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, stated size and start of each chunk."""
+    """Yields name, stated size and start of each chunk, up to the most that are looked through."""
     offset = 12
-    while offset + 8 <= len(data):
+    for _ in range(_MOST_CHUNKS):
+        if offset + 8 > len(data):
+            return
         name, size = struct.unpack_from(header, data, offset)
         yield name, size, offset + 8
         offset += 8 + size + size % 2
