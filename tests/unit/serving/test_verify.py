@@ -65,6 +65,14 @@ class Counting(nn.Module):
         return x + self.calls
 
 
+class Returning(Counting):
+    """Answers with its state."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += x.sum()
+        return self.calls
+
+
 class Replacing(nn.Module):
     """Keeps the same in TorchScript, by another tensor each time."""
 
@@ -81,6 +89,7 @@ CHANGING = [
     lambda x: x.sub_(0.5) * 2,
     lambda x: x + torch.rand_like(x),
     Counting(),
+    Returning(),
     torch.jit.script(Counting()),
     torch.jit.script(Replacing()),
 ]

@@ -161,12 +161,19 @@ def unchanged(model: Any) -> Iterator[None]:
         model: A module; of any other callable, state is unknown.
     """
     keeper = StateKeeper(model, contents=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(0)
+    with same_random_numbers():
         try:
             yield
         finally:
             keeper.restore()
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Draws the same random numbers each time, and restores the generator afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(0)
+        yield
 
 
 def _class_values(cls: type) -> dict[str, Any]:

@@ -5,12 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchserve_openvino.backend.capture.kept_state import unchanged
+from torchserve_openvino.backend.capture.kept_state import StateKeeper, same_random_numbers
 from torchserve_openvino.backend.runtime.compare import comparable, copied, widened
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report.progress import begin_step
@@ -97,6 +97,43 @@ NOTHING = "eager's answer holds no tensors, numbers or texts to compare"
 _KEPT_BYTES = 1 << 26
 
 
+class Run(NamedTuple):
+    """One run of a model.
+
+    Attributes:
+        tensors: What can be compared of its answer.
+        seconds: How long it took.
+        keeps_state: Whether it changed the model's state.
+    """
+
+    tensors: list[torch.Tensor]
+    seconds: float
+    keeps_state: bool
+
+
+def run_alike(model: Callable[..., Any], values: ValueSet, state: StateKeeper | None) -> Run:
+    """Runs a model on values and random numbers of its own: what one run changes, another one does not see.
+
+    Args:
+        model: The model in PyTorch, or compiled.
+        values: The values.
+        state: The state that the model is put back to; None if it keeps none.
+    """
+    args, kwargs = copied(values.inputs)
+    keeps_state = True
+    try:
+        with same_random_numbers():
+            start = time.perf_counter()
+            tensors = [tensor.detach() for tensor in comparable(model(*args, **kwargs))]
+            seconds = time.perf_counter() - start
+        keeps_state = state is not None and bool(state.changed())
+        # An answer may be part of the state.
+        return Run([tensor.clone() for tensor in tensors] if keeps_state else tensors, seconds, keeps_state)
+    finally:
+        if state is not None and keeps_state:
+            state.restore()
+
+
 class EagerAnswers:
     """Eager PyTorch's answers to sets of values, computed once for all precisions that are compared with them.
 
@@ -111,38 +148,29 @@ class EagerAnswers:
         # By the inputs of the case, which are kept, too: one sample may make several calls, all of its name.
         self._kept: dict[tuple[int, str], tuple[Inputs, list[torch.Tensor], float]] = {}
 
-    def of(self, case: Case, values: ValueSet) -> tuple[list[torch.Tensor], float]:
-        """Returns the tensors of the answer, and the seconds that it took.
+    def snapshot(self) -> StateKeeper:
+        """Returns the model's state as it is now."""
+        return StateKeeper(self._eager, contents=True)
+
+    def of(self, case: Case, values: ValueSet, state: StateKeeper | None) -> Run:
+        """Returns the answer.
 
         Args:
             case: The call.
             values: Its values; a case makes the same values each time under one name.
+            state: See `run_alike`.
         """
         key = id(case.inputs), values.name
         if (stored := self._kept.get(key)) is not None:
-            return stored[1:]
-        tensors, seconds = self.run(self._eager, values)
+            return Run(*stored[1:], keeps_state=False)
+        run = run_alike(self._eager, values, state)
+        tensors, seconds, _ = run
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._free:
             self._free -= size
             # An answer may be part of the model, or of its inputs, which later calls may change.
             self._kept[key] = case.inputs, [tensor.clone() for tensor in tensors], seconds
-        return tensors, seconds
-
-    def run(self, model: Callable[..., Any], values: ValueSet) -> tuple[list[torch.Tensor], float]:
-        """Returns the tensors of a model's answer, and the seconds that it took.
-
-        Each model gets values, random numbers and state of its own: what one changes, the other does not see.
-
-        Args:
-            model: The model in PyTorch, or compiled.
-            values: The values.
-        """
-        args, kwargs = copied(values.inputs)
-        with unchanged(self._eager):
-            start = time.perf_counter()
-            tensors = [tensor.detach() for tensor in comparable(model(*args, **kwargs))]
-            return tensors, time.perf_counter() - start
+        return run
 
     def differ_by_rounding(
         self, values: ValueSet, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], precision: str
@@ -205,6 +233,9 @@ class _Comparison:
     def __init__(self, compiled: Callable[..., Any], eager: EagerAnswers, judge: Judge) -> None:
         self._compiled, self._eager, self._judge = compiled, eager, judge
         self._poisoned = getattr(compiled, "poisoned", nullcontext)
+        self._state = eager.snapshot()
+        # Looking at all of a model's state takes longer than a call of a small one: the first call of a case tells.
+        self._keeps_state = True
         self.outputs: list[dict[str, float | None]] = []
         self.problems: list[str] = []
         self.kinds: Counter[str] = Counter()
@@ -216,6 +247,7 @@ class _Comparison:
     def run(self, case: Case) -> None:
         """Compares one case on its other values, or on its own where none of those can be compared."""
         sets = case.others() if case.others is not None else ()
+        self._keeps_state = True
         with case.modes.on():
             compared = [self._one(case, values) for values in sets]
             if not any(compared):
@@ -225,8 +257,9 @@ class _Comparison:
     def _one(self, case: Case, values: ValueSet, required: bool = False) -> bool:
         """Compares a set of values unless it must be skipped, which ``required`` forbids; returns whether it did."""
         name = f"{case.name}, {values.name}"
+        state = self._state if self._keeps_state else None
         try:
-            expected, eager_seconds = self._eager.of(case, values)
+            expected, eager_seconds, keeps_state = self._eager.of(case, values, state)
         except Exception as error:
             if required:
                 raise
@@ -237,12 +270,13 @@ class _Comparison:
             return self._skip(name, NOTHING)
         try:
             with self._poisoned():
-                got, took = self._eager.run(self._compiled, values)
+                got, took, changes_state = run_alike(self._compiled, values, state)
         except Exception as error:
             if required:
                 raise
             self.problems.append(f"{name}: raises {class_and_line(error)}")
             return True
+        self._keeps_state = keeps_state or changes_state
         seconds = CaseTimes(eager_seconds, took, took)
         self.times[case.name] = self.times.get(case.name, seconds).merged(seconds)
         verdict, precision = self._judge.judge(got, expected), self._judge.precision
