@@ -1,6 +1,5 @@
 """Formats values as short text."""
 
-import math
 from typing import Any
 
 import torch
@@ -13,8 +12,3 @@ def described(value: Any) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
         return f"[{', '.join(map(described, value))}]"
     return repr(value)
-
-
-def json_number(value: float) -> float | str:
-    """Returns the value, or its name if JSON has no such number: ``inf``, ``nan``."""
-    return value if math.isfinite(value) else str(value)

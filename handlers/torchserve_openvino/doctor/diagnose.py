@@ -9,13 +9,14 @@ from typing import Any
 from torch.fx import Node
 
 from torchserve_openvino.backend.runtime.compare import largest_difference, output_tensors
-from torchserve_openvino.doctor.describe import described, json_number
+from torchserve_openvino.doctor.describe import described
 from torchserve_openvino.doctor.diagnosis import Box, Break, Diagnosis, GraphPicture, OpRow, Refused
 from torchserve_openvino.doctor.fixed_state import differences
 from torchserve_openvino.doctor.measure import GraphRun, Measured, measure
 from torchserve_openvino.doctor.next_steps import Helper, OpSample
 from torchserve_openvino.doctor.rewrites import steps_for_break
 from torchserve_openvino.doctor.target import Target
+from torchserve_openvino.files.json_text import with_names
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
 
@@ -85,7 +86,7 @@ def _comparison(measured: Measured, target: Target) -> dict[str, Any]:
     worst = max(float("inf") if a.error else largest_difference(a.got, a.expected) for a in measured.answers)
     return {
         "verdict": first or other,
-        "max_abs": json_number(worst),
+        "max_abs": with_names(worst),
         "precision": precision,
         "outputs": [described(tensor) for tensor in output_tensors(measured.answers[0].expected)],
     }

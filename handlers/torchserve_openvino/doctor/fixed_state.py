@@ -40,8 +40,12 @@ class FixedState:
             # An output may be a view of memory that a later run writes to, such as a buffer.
             return copied(model(*args, **kwargs))
 
-    def eager_answers(self, call: Inputs) -> list[tuple[Inputs, Any]]:
-        """Returns a call and eager PyTorch's answer; then the same for its values in reverse, if eager takes those.
+    def eager_answers(self, call: Inputs, other: Inputs | None = None) -> list[tuple[Inputs, Any]]:
+        """Returns a call and eager PyTorch's answer; then the same for other values, if eager takes those.
+
+        Args:
+            call: The call.
+            other: Other values; by default those of the call in reverse.
 
         Raises:
             Exception: Whatever the model raises for the call itself.
@@ -49,7 +53,8 @@ class FixedState:
         first = (call[0], call[1])
         answers = [(first, self.run(self.model, first))]
         # A value wrongly treated as constant shows only with other values, which not every model accepts.
-        if (other := reordered(first)) is not None:
+        other = reordered(first) if other is None else other
+        if other is not None:
             try:
                 answers.append((other, self.run(self.model, other)))
             except Exception as raised:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.doctor.bisecting.experiments import Experiments, NodeInfo, TrialOutcome
-from torchserve_openvino.doctor.describe import json_number
+from torchserve_openvino.files.json_text import with_names
 from torchserve_openvino.ops.mappings import MODULES, registered
 from torchserve_openvino.ops.rule_registry import rule_of
 from torchserve_openvino.serving.verification.judge import Judge
@@ -195,7 +195,7 @@ class Culprits:
         plain["ops"] = list(self.ops)
         for name in ("difference_before", "difference_after"):
             if plain[name] is not None:
-                plain[name] = json_number(plain[name])
+                plain[name] = with_names(plain[name])
         return plain
 
     def explanation(self) -> str:

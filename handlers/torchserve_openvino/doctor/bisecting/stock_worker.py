@@ -31,8 +31,6 @@ from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.ops import does_work, op_name
 from torchserve_openvino.serving.shapes.input_spec import Inputs
 
-logger = logging.getLogger(__name__)
-
 _LATER_CALLS = 5
 _STAGES = ("backend", "execute", "partition", "compile")
 
@@ -105,16 +103,11 @@ def run_stock(
     arguments |= {} if dynamic is None else {"dynamic": dynamic}
     state = FixedState(model)
     with _watch() as watched:
-        checks = [(call, state.run(model, call))]
-        try:
-            checks.append((SampleCall(*other), state.run(model, other)))
-        except Exception as raised:
-            # Not every model accepts made-up values.
-            logger.info("Compared on one set of values; eager refuses the other: %s", raised)
+        checks = state.eager_answers((call.args, call.kwargs), other)
         result: dict[str, Any] = {"outcome": "refused", "error": ""}
         try:
             compiled = torch.compile(model, backend="openvino", **arguments)
-            first = _call(state, compiled, call)
+            first = _call(state, compiled, checks[0][0])
             result["first_call_seconds"] = first.seconds
             result |= watched.counts()
             result |= _answers(state, compiled, checks, first)
@@ -151,7 +144,7 @@ def _call(state: FixedState, model: Callable[..., Any], inputs: Inputs) -> _Call
 
 
 def _answers(
-    state: FixedState, compiled: Callable[..., Any], checks: Sequence[tuple[SampleCall, Any]], first: _Call
+    state: FixedState, compiled: Callable[..., Any], checks: Sequence[tuple[Inputs, Any]], first: _Call
 ) -> dict[str, Any]:
     """Measures differences and latency, and checks whether an answer survives the next call."""
     (call, expected), *others = checks

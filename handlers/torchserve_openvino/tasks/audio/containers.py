@@ -186,7 +186,7 @@ def _frame(data: bytes, offset: int) -> tuple[int, int] | None:
 
 def _stated_frames(frame: bytes) -> int | None:
     """Returns the number of frames in the first frame's table of contents (Xing, Info), None without one."""
-    found = max(frame[:64].find(b"Xing"), frame[:64].find(b"Info"))
-    if found < 0 or found + 12 > len(frame) or not frame[found + 7] & 1:
+    start = max(frame[:64].find(b"Xing"), frame[:64].find(b"Info"))
+    if start < 0 or start + 12 > len(frame) or not frame[start + 7] & 1:
         return None
-    return int.from_bytes(frame[found + 8 : found + 12], "big")
+    return int.from_bytes(frame[start + 8 : start + 12], "big")
