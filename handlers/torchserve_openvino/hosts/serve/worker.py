@@ -219,10 +219,12 @@ class WorkerConnection:
         """Answers a call; whatever happens, each of its requests gets an answer."""
         assert self._service is not None
         number, heads = frame.head["call"], frame.head["requests"]
-        answers: dict[int, Response] = {}
         try:
-            await self._answer(frame, answers)
-            self._send_answers(number, answers)
+            if self._service.awaits:
+                await self._answer_alone(frame)
+            else:
+                # The thread that answers sends, too: to wake this one first takes longer than to send.
+                await asyncio.get_running_loop().run_in_executor(self._main, self._answer_together, frame)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
@@ -234,10 +236,25 @@ class WorkerConnection:
         finally:
             del self._gone[number]
 
-    async def _answer(self, frame: Frame, answers: dict[int, Response]) -> None:
-        """Adds the answers to the requests of a call."""
+    async def _answer_alone(self, frame: Frame) -> None:
+        """Answers the request of a call."""
         assert self._service is not None
-        number, service = frame.head["call"], self._service
+        requests, answers = self._requests(frame)
+        for index, request in requests.items():
+            answers[index] = await self._service.answer_alone(request)
+        self._send_answers(frame.head["call"], answers)
+
+    def _answer_together(self, frame: Frame) -> None:
+        """Answers the requests of a call, in the thread that loaded the model."""
+        assert self._service is not None
+        requests, answers = self._requests(frame)
+        if requests:
+            answers.update(zip(requests, self._service.answer(list(requests.values())), strict=True))
+        self._send_answers(frame.head["call"], answers)
+
+    def _requests(self, frame: Frame) -> tuple[dict[int, Request], dict[int, Response]]:
+        """Returns the requests of a call, and the refusals of those that can't be read."""
+        number = frame.head["call"]
         gone = self._gone[number]
 
         def send(index: int, piece: Response) -> None:
@@ -246,24 +263,19 @@ class WorkerConnection:
             self.send({**head, "status": int(piece.status), "headers": dict(piece.headers)}, piece.body)
 
         requests: dict[int, Request] = {}
+        refused: dict[int, Response] = {}
         start = 0
         for index, head in enumerate(frame.head["requests"]):
             body, start = frame.body[start : start + head["bytes"]], start + head["bytes"]
             row = isolated(partial(row_of, body, head["type"], head["parameters"]))
             if isinstance(row, ItemError):
-                answers[index] = self._refused(row, head)
+                refused[index] = self._refused(row, head)
                 continue
             requests[index] = Request(
                 row, head["headers"], head["id"], head["envelope"], head["arrived"], send=partial(send, index),
                 is_gone=partial(gone.__contains__, index),
             )  # fmt: skip
-        if requests and service.awaits:
-            ((index, request),) = requests.items()
-            answers[index] = await service.answer_alone(request)
-        elif requests:
-            answer = partial(service.answer, list(requests.values()))
-            responses = await asyncio.get_running_loop().run_in_executor(self._main, answer)
-            answers.update(zip(requests, responses, strict=True))
+        return requests, refused
 
     def _refused(self, error: ItemError, head: Mapping[str, Any]) -> Response:
         assert self._service is not None
