@@ -16,7 +16,7 @@ from torchserve_openvino.errors import BusyError, ConfigError, GenerationError, 
 from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_forward
 from torchserve_openvino.generation.text.choosing import choose
 from torchserve_openvino.generation.text.compiled_steps import places_of
-from torchserve_openvino.generation.text.eager import EagerEngine
+from torchserve_openvino.generation.text.eager import EagerEngine, EagerSteps
 from torchserve_openvino.generation.text.engine import Piece, Sampling
 from torchserve_openvino.generation.text.rules import Rules
 from torchserve_openvino.serving.requests.counters import Counters
@@ -257,7 +257,7 @@ def test_other_weights_are_refused(served: Callable[[str], Served], tmp_path: Pa
     other = seq2seq("t5")
     with torch.no_grad():
         other.decoder.block[0].layer[1].EncDecAttention.v.weight.mul_(1.5)
-    monkeypatch.setattr(compiling, "EagerSteps", lambda model: compiling.compiled.EagerSteps(other))
+    monkeypatch.setattr(compiling, "EagerSteps", lambda model: EagerSteps(other))
     with pytest.raises(VerificationError, match="differs from eager PyTorch"):
         opened(one.folder, one.cache)
 
