@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,12 +23,16 @@ EFFORT = "{trials: 4, window: 0.5, minutes: 1, precisions: [f32], batch_sizes: [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, network: torch.nn.Module) -> Iterator[Path]:
+def folder(tmp_path: Path, network: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     make_archive(tmp_path, network)
     (tmp_path / "tune.yaml").write_text(EFFORT)
-    yield tmp_path
-    # Those of other tests, which may run beside this one, have other folders.
-    assert not left_behind()
+    # A folder for temporary files that no other test has: its name tells the servers of this test from those of
+    # tests that run beside it. Short, as the paths of Unix sockets have to be.
+    with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
+        monkeypatch.setenv("TMPDIR", scratch)
+        monkeypatch.setattr(tempfile, "tempdir", scratch)
+        yield tmp_path
+        assert not left_behind(Path(scratch).name)
 
 
 def documented(start: str) -> list[str]:

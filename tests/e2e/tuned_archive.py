@@ -50,10 +50,10 @@ def config_with(**ours: object) -> str:
     return yaml.safe_dump(config)
 
 
-def left_behind(folder: str = "torchserve-openvino-(tune|bench)-") -> list[str]:
-    """Command lines of servers and workers of a tuner that still run."""
+def left_behind(folder: str) -> list[str]:
+    """Command lines of servers and workers that still run and have their files in this folder."""
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    return [each for each in commands if re.search(rf"ts\.model_server.*{folder}", each)]
+    return [each for each in commands if re.search(rf"ts\.model_server.*{re.escape(folder)}", each)]
 
 
 def processes_with(variable: str, value: str) -> list[psutil.Process]:
