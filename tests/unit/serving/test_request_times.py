@@ -16,8 +16,9 @@ from serving_worker import ROWS, WARMUP, close, save_weights, sent
 
 from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.errors import ModelLoadError
-from torchserve_openvino.serving.requests.messages import Request
+from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.requests.phases import CallTimes, Histogram, RequestTimes
+from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 GOOD = [[1.0, 2.0, 3.0, 4.0]]
@@ -138,6 +139,12 @@ def test_measuring_allocates_nothing_that_grows_with_a_loop() -> None:
 # --- spans -----------------------------------------------------------------------------------------------------------
 
 
+def spans_of(handler: Any, exporter: Any) -> tuple[Any, ...]:
+    """What was sent, with the spans that the worker's thread has not made yet."""
+    handler._openvino.tracing.flush()
+    return exporter.get_finished_spans()
+
+
 def test_each_request_is_a_span_with_its_phases_below_its_caller_s(archive, exporter) -> None:
     made, handler = started(archive, tracing=True)
     exporter.clear()
@@ -147,7 +154,7 @@ def test_each_request_is_a_span_with_its_phases_below_its_caller_s(archive, expo
         {"explain": "False", "TraceParent": PARENT},
     ]
     made.handle_with(handler, [ROWS, [[1.0]], GOOD], headers)
-    spans = exporter.get_finished_spans()
+    spans = spans_of(handler, exporter)
     requests = {span.attributes["openvino.request_id"]: span for span in spans if span.name == "predict net"}
     assert sorted(requests) == ["request-0", "request-1", "request-2"]
     for name, status in (("request-0", 200), ("request-1", 400), ("request-2", 200)):
@@ -170,7 +177,7 @@ def test_a_batch_that_fails_as_a_whole_has_spans(archive, exporter, monkeypatch)
     monkeypatch.setattr(TensorHandler, "answer_items", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         made.handle(handler, ROWS)
-    (span,) = [each for each in exporter.get_finished_spans() if each.name == "predict net"]
+    (span,) = [each for each in spans_of(handler, exporter) if each.name == "predict net"]
     assert span.attributes["http.response.status_code"] == 500 and not span.status.is_ok
 
 
@@ -178,7 +185,38 @@ def test_a_caller_that_is_not_sampled_costs_no_spans(archive, exporter) -> None:
     made, handler = started(archive, tracing=True)
     exporter.clear()
     made.handle(handler, ROWS, traceparent=f"{PARENT[:-2]}00")
-    assert exporter.get_finished_spans() == ()
+    assert spans_of(handler, exporter) == ()
+
+
+def test_spans_are_made_soon_after_the_call_and_lost_ones_are_said(archive, exporter, monkeypatch, caplog) -> None:
+    made, handler = started(archive, tracing=True)
+    exporter.clear()
+    tracing = handler._openvino.tracing
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing._propagator, "extract", lambda _: 1 / 0)
+        made.handle(handler, ROWS)
+        tracing.flush()
+    assert "spans of a call are lost" in caplog.text
+    # Without being asked, the thread makes those of the next call.
+    made.handle(handler, ROWS)
+    deadline = time.monotonic() + 30
+    while not exporter.get_finished_spans() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [each.name for each in exporter.get_finished_spans()].count("predict net") == 1
+
+
+def test_calls_that_wait_for_their_spans_are_bounded(exporter, monkeypatch) -> None:
+    exporter.clear()
+    monkeypatch.setattr(Tracing, "_flush_when_due", lambda _: None)
+    tracing = Tracing("net", "1.0")
+    for number in range(2100):
+        with RequestTimes().call([Request({}, id=str(number))], 1, None) as call:
+            pass
+        tracing.record(call, [Response("answer")])
+    assert len(exporter.get_finished_spans()) >= 2000
+    tracing.flush()
+    whole = [each for each in exporter.get_finished_spans() if each.name == "predict net"]
+    assert sorted(int(each.attributes["openvino.request_id"]) for each in whole) == list(range(2100))
 
 
 def test_without_the_key_nothing_is_imported_or_sent(archive, exporter) -> None:

@@ -119,6 +119,7 @@ def test_its_phases_are_in_the_report_and_in_spans(worker: Talker, exporter: Any
         # Nothing is generated for it.
         worker({"prompt": 7})
         assert [counts()[phase] - after[phase] for phase in ("decode", "inference", "encode")] == [1, 0, 0]
+        worker.handler._openvino.tracing.flush()
     finally:
         worker.handler._openvino.tracing = None
     spans = exporter.get_finished_spans()
