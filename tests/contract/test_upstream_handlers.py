@@ -1,6 +1,7 @@
 """Runs TorchServe's own tests of handlers and envelopes on a handler with the mixin."""
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 from ts.torch_handler.base_handler import BaseHandler
@@ -17,11 +18,14 @@ class Ours(tov.OpenVINOHandler, BaseHandler):
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores the variable afterwards: an upstream test turns the profiler on and leaves it on."""
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
     # Another test may have imported its own model.py.
     monkeypatch.delitem(sys.modules, "model", raising=False)
+    yield
+    # Nor may it find upstream's.
+    sys.modules.pop("model", None)
 
 
 @pytest.fixture
