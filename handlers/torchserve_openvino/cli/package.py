@@ -178,12 +178,22 @@ def package(
         torchserve-openvino package --check model-store/cats.mar
     """
     scratch = ExitStack()
+    # What the YAML names is beside it, even if another one is written in its place.
+    beside = config_file.parent if config_file is not None else Path()
     try:
         if check is not None:
             _check(check, as_json)
             return
         if tuned is not None:
-            _tuned(tuned, export_path, force=force, as_json=as_json)
+            others = {
+                "--model-name": model_name, "--hf": hf, "--task": task, "--timm": timm, "--weights": weights,
+                "--handler": handler, "--model-file": model_file, "--serialized-file": serialized_file,
+                "--config-file": config_file, "--index-to-name": index_to_name, "--sample": sample,
+                "--extra-files": extra_files, "--requirements-file": requirements_file, "--quantize": quantize,
+                "--calibration": calibration, "--from": made, "--bundle-package": bundle_package or None,
+            }  # fmt: skip
+            _alone("--tuned", others)
+            _tuned(tuned, export_path, force=force, precompiles=precompile, levels=level or [], as_json=as_json)
             return
         named = files_named_by(config_file) if config_file is not None else []
         if (timm is None) != (weights is None):
@@ -227,10 +237,12 @@ def package(
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}
+        files = [model_file, serialized_file, config_file, requirements_file, Path(arguments[3]), *extra]
+        _check_names([path for path in files if path is not None and not path.is_dir()])
         recipe = Recipe(
             model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
             bundle_package, precompile, level or [], pretrained,
-            Quantizing(quantize, calibration, made, config_file.parent if config_file else Path()),
+            Quantizing(quantize, calibration, made, beside),
         )  # fmt: skip
         with steps(lambda text: typer.echo(text, err=True)) as step:
             result = make(recipe, target, step)
@@ -251,10 +263,13 @@ def package(
     console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
 
 
-def _tuned(results: Path, folder: Path, *, force: bool, as_json: bool) -> None:
+def _tuned(results: Path, folder: Path, *, force: bool, precompiles: bool, levels: list[str], as_json: bool) -> None:
     from torchserve_openvino.packaging.tuned import pack_tuned
 
-    target = pack_tuned(results, folder, force=force)
+    if levels and not precompiles:
+        raise typer.BadParameter("--level needs --precompile.")
+    with steps(lambda text: typer.echo(text, err=True)) as step:
+        target = pack_tuned(results, folder, step, force=force, precompiles=precompiles, levels=levels)
     if as_json:
         print_json({"archive": str(target), "bytes": target.stat().st_size})
     else:
@@ -275,11 +290,22 @@ def _pretrained(
     return hub_model(folder, task)
 
 
+def _check_names(paths: Sequence[Path]) -> None:
+    """Checks that no file takes another one's place in the archive's only folder."""
+    inside: dict[str, Path] = {}
+    for path in paths:
+        first = inside.setdefault(path.name, path)
+        if first.resolve() != path.resolve():
+            raise typer.BadParameter(
+                f"{first} and {path} would be one file in the archive, which has one folder: rename one of them."
+            )
+
+
 def _alone(option: str, others: Mapping[str, Any]) -> None:
     for other, value in others.items():
         if value is not None:
             raise typer.BadParameter(
-                f"{other} and {option} exclude each other: {option} names the model, which has its handler."
+                f"{other} and {option} exclude each other: {option} names the model, which has all of that."
             )
 
 

@@ -41,6 +41,7 @@ class ArchiveService:
         record: Gets metrics.
         folder: Folder to unpack into; a private temporary one, if None.
         workers: Workers of the model on this machine, which share its cores; None leaves that to the YAML.
+        keeps_idle: Whether a worker that nobody needs stays, or starts again as soon as it ends.
 
     Attributes:
         record: Gets metrics.
@@ -58,7 +59,14 @@ class ArchiveService:
         PackagingError: The file is no archive.
     """
 
-    def __init__(self, archive: Path, record: Record, folder: Path | None = None, workers: int | None = None) -> None:
+    def __init__(
+        self,
+        archive: Path,
+        record: Record,
+        folder: Path | None = None,
+        workers: int | None = None,
+        keeps_idle: bool = True,
+    ) -> None:
         if archive.is_dir():
             folder = archive
         elif folder is None:
@@ -77,7 +85,7 @@ class ArchiveService:
         self.delay, self.timeout, self.awaits = settings.delay, settings.timeout, settings.awaits
         self.ended = ""
         self._context = Context(manifest, str(folder), config, self.batch_size, HostMetrics(record))
-        self._context.workers = workers
+        self._context.workers, self._context.keeps_idle = workers, keeps_idle
         self.handler = _handler_of(folder, model["handler"])
         self.handler.initialize(self._context)
 

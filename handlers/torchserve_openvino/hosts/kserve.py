@@ -73,7 +73,8 @@ class Archive(Model):
 
     def load(self) -> bool:
         """Loads and verifies the model."""
-        self._service = ArchiveService(self._archive, PrometheusMetrics().record)
+        # A predictor is one process, with the container's cores for itself.
+        self._service = ArchiveService(self._archive, PrometheusMetrics().record, workers=1)
         self._batcher = Batcher(self._service)
         self._loaded = {self.name: time.time()}
         self.ready = True

@@ -181,6 +181,7 @@ def files_named_by(config_file: Path) -> list[Path]:
                 f"{config_file} names {name} in handler.openvino.{key}: file not found: {config_file.parent / name}."
             )
     samples = _mapping(section.get("warmup")).get("samples")
+    samples = [samples] if isinstance(samples, str) else samples
     # The archive has one folder: a sample in another one has another name there.
     names = [name for name in samples if name == Path(str(name)).name] if isinstance(samples, list) else []
     paths = [config_file.parent / name for _, name in named] + [config_file.parent / name for name in names]

@@ -1,6 +1,7 @@
 """Makes a .mar step by step: torch-model-archiver, the model's folder, checks, quantizing, compiled graphs."""
 
 import base64
+import glob
 import hashlib
 import tempfile
 import zipfile
@@ -63,7 +64,10 @@ class Quantizing:
         if self.method is not None:
             section["method"] = self.method
         if self.calibration is not None:
-            section["calibration"] = {**(section.get("calibration") or {}), "data": str(self.calibration.resolve())}
+            calibration = {} if section.get("calibration") is None else section["calibration"]
+            if not isinstance(calibration, dict):
+                return
+            section["calibration"] = {**calibration, "data": str(self.calibration.resolve())}
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
@@ -132,6 +136,8 @@ def make(recipe: Recipe, target: Path, step: Callable[[str], None]) -> dict[str,
             quantized = quantize(folder, recipe.quantizing.beside, recipe.quantizing.made, step)
         elif recipe.quantizing.made is not None:
             raise PackagingError("--from needs --quantize, or handler.openvino.quantize.method.")
+        elif recipe.quantizing.calibration is not None:
+            raise PackagingError("--calibration needs --quantize, or handler.openvino.quantize.method.")
         done = precompile(folder, list(recipe.levels), step) if recipe.precompiles else []
         step("writing the archive")
         archive.write(folder, target)
@@ -152,7 +158,11 @@ def _files(recipe: Recipe, work: Path) -> list[str]:
         requirements = work / "requirements.txt"
         requirements.write_text(f"{lines}./{wheel.name}\n", encoding="utf-8")
         extra.append(wheel)
-    options = ["--extra-files", ",".join(map(str, extra))] if extra else []
+    for path in extra:
+        if "," in str(path):
+            raise PackagingError(f"{path}: torch-model-archiver takes a comma for the end of a file; rename it.")
+    # The archiver takes them as patterns.
+    options = ["--extra-files", ",".join(glob.escape(str(path)) for path in extra)] if extra else []
     return options + (["--requirements-file", str(requirements)] if requirements is not None else [])
 
 

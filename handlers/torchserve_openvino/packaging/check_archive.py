@@ -124,14 +124,25 @@ def _handler(folder: Path, model: Mapping[str, Any]) -> Iterator[str]:
         yield f"the handler {path} {tree}"
         return
     classes = _classes(tree)
-    functions = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
     entry = function or "handle"
-    if entry not in functions and len(classes) != 1:
+    if entry not in set(_names(tree)) and len(classes) != 1:
         names = ", ".join(classes) or "none"
         yield (
             f"the handler {path} must define exactly one class of its own, or a function {entry}; found {names}. "
             f"{one_class_advice(path, classes)}"
         )
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Yields the names that a module defines at its top: functions, imports and assignments."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
 
 
 def _outside(folder: Path, model: Mapping[str, Any], config: ServingConfig) -> Iterator[str]:

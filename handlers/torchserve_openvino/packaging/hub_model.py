@@ -10,6 +10,7 @@ from typing import Any
 from torchserve_openvino.config.spelling import listed, nearest
 from torchserve_openvino.errors import ModelLoadError, PackagingError
 from torchserve_openvino.files.contained import OutsideError, contained
+from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.generation.images.families import INDEX
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, loader_of, named
@@ -150,9 +151,11 @@ def _files(folder: Path) -> Iterator[Path]:
             f"--hf {folder}: no weights (*.safetensors, pytorch_model*.bin): save_pretrained writes them."
         )
     yield from (path.relative_to(folder) for path in weights)
+    names = {path.name for path in weights}
     for path in inside:
         if path.name.endswith(_INDEX):
-            if path.name.startswith(weights[0].name.partition("-")[0].partition(".")[0]):
+            # A folder may have an index of files that it lacks, or that are not packaged.
+            if _shards(path) <= names:
                 yield path.relative_to(folder)
         elif path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
             yield path.relative_to(folder)
@@ -162,6 +165,18 @@ def _files(folder: Path) -> Iterator[Path]:
         raise PackagingError(f"--hf: {error}") from error
     for name in modules:
         yield from (path.relative_to(folder) for path in sorted((folder / name).glob("*.json")))
+
+
+def _shards(index: Path) -> set[str]:
+    """Returns the files of weights that an index names.
+
+    Raises:
+        PackagingError: It is damaged.
+    """
+    try:
+        return set(map(str, read_json_object(index)["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise PackagingError(f"{index} is damaged: {error!r}.") from error
 
 
 def check_loads(model: HubModel) -> str:

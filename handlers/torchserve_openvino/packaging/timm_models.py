@@ -82,7 +82,13 @@ def write_timm(name: str, weights: Path, config: Path, folder: Path, *, keeps_im
     written.model.write_text(text, "utf-8")
     save_file({f"model.{key}": tensor.contiguous() for key, tensor in state.items()}, written.weights)
     document = dict(read_yaml(config).data)
-    openvino = document.setdefault("handler", {}).setdefault("openvino", {})
+    openvino = document
+    for key in ("handler", "openvino"):
+        # Nothing behind a key is an empty section.
+        openvino[key] = {} if openvino.get(key) is None else openvino[key]
+        openvino = openvino[key]
+        if not isinstance(openvino, dict):
+            raise PackagingError(f"{config}: {key} must be a mapping, not {type(openvino).__name__}.")
     section = openvino.get("image") or {}
     openvino["image"] = {**image, **section} if keeps_image else {**section, **image}
     written.config.write_text(yaml.safe_dump(document, sort_keys=False), "utf-8")

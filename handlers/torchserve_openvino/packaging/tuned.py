@@ -3,15 +3,17 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchserve_openvino.bench.machine import machine
+from torchserve_openvino.cache.open import PACKAGED_FOLDER
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import PackagingError
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.packaging.archive import extract, write
+from torchserve_openvino.packaging.precompile import check_levels, precompile
 from torchserve_openvino.serving.loading.archive_manifest import model_of
 
 # The file in an archive that says what its configuration was tuned on.
@@ -20,21 +22,29 @@ TUNED = "tuned.json"
 _KEPT = ("model", "choice", "reason", "confirmation", "claim", "settings", "machine", "changed", "autoscaling")
 
 
-def pack_tuned(results: Path, target_folder: Path, *, force: bool) -> Path:
+def pack_tuned(
+    results: Path, target_folder: Path, step: Callable[[str], None], *, force: bool,
+    precompiles: bool = False, levels: Sequence[str] = (),
+) -> Path:  # fmt: skip
     """Writes the archive that was tuned, with the configuration that was found and what it was found on.
 
     Args:
         results: The folder that `tune` wrote.
         target_folder: Where the archive is written, under its own name.
+        step: Gets what is done now, in words.
         force: Whether an archive that is there is overwritten.
+        precompiles: Whether compiled graphs are put into the archive; one that has some gets new ones in any case.
+        levels: CPU levels to compile for besides.
 
     Returns:
         Path of the archive.
 
     Raises:
-        PackagingError: The folder is not one of `tune`, or chose nothing; the archive is gone or has no configuration.
+        PackagingError: The folder is not one of `tune`, or chose nothing; the archive is gone or has no configuration;
+            its model is not compiled.
         ConfigError: The configuration is not valid.
     """
+    check_levels(levels)
     facts = _facts(results)
     archive = Path(str(facts.get("archive", "")))
     if not archive.is_file():
@@ -57,6 +67,8 @@ def pack_tuned(results: Path, target_folder: Path, *, force: bool) -> Path:
         shutil.copyfile(config, folder / model["configFile"])
         recorded = {name: facts[name] for name in _KEPT if name in facts}
         (folder / TUNED).write_text(json.dumps(recorded, indent=1), encoding="utf-8")
+        if precompiles or (folder / PACKAGED_FOLDER).is_dir():
+            precompile(folder, levels, step)
         write(folder, target)
     return target
 

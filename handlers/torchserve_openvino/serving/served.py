@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,7 +151,8 @@ class ServedModel:
             return self._fit_undeclared(args, kwargs)
         try:
             fitted = self.inputs.fit(args, kwargs, convert)
-            if self._only_sizes is not None and fitted.rows not in self._only_sizes:
+            if not self._takes(fitted.rows):
+                assert self._only_sizes is not None
                 raise OutsideDeclaredError(
                     f"{fitted.rows} rows in one request; this model takes {sorted(self._only_sizes)} "
                     "(handler.openvino.warmup.batch_sizes)"
@@ -180,7 +182,21 @@ class ServedModel:
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
-        """Runs fitted calls of the same shapes together; returns an answer for each."""
+        """Runs fitted calls of the same shapes together, as far as their rows are compiled; returns an answer for each."""
+        answers: list[Any] = []
+        while len(answers) < len(calls):
+            left = calls[len(answers) :]
+            sums = accumulate(call.rows for call in left)
+            # Each was fitted, so that it is compiled alone.
+            count = max((n for n, rows in enumerate(sums, 1) if self._takes(rows)), default=1)
+            answers += self._run_together(left[:count]) if count > 1 else [self.run(left[0])]
+        return answers
+
+    def _takes(self, rows: int) -> bool:
+        """Whether a call of so many rows is compiled, or is padded to one that is, or split."""
+        return self._only_sizes is None or rows in self._only_sizes
+
+    def _run_together(self, calls: Sequence[Fitted]) -> list[Any]:
         first, rows = calls[0], [call.rows for call in calls]
         # Dynamo's guards would distinguish tensors made in inference mode (`inputs.ordinary`).
         with torch.inference_mode(False):

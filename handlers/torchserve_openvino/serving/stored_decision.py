@@ -50,9 +50,8 @@ class StoredDecision(Generic[Decided]):
             "device": device,
             "device_name": facts["names"],
             "capabilities": {
+                **{name: value for name, value in facts.items() if name != "names"},
                 "fast": sorted(device_capabilities(device)) if is_cpu else facts["fast"],
-                "cpu": facts["cpu"],
-                "limit": facts["limit"],
                 # A virtual machine may hide AMX.
                 "instructions": instruction_set() if is_cpu else "",
             },

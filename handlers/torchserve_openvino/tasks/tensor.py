@@ -12,7 +12,7 @@ from torchserve_openvino.errors import InvalidInputError, ItemError
 from torchserve_openvino.serving.requests.batch_answer import finish
 from torchserve_openvino.serving.requests.messages import Request, Response
 from torchserve_openvino.serving.shapes.input_spec import Inputs, parameter_names
-from torchserve_openvino.serving.shapes.inputs import Fitted
+from torchserve_openvino.serving.shapes.inputs import DeclaredInputs, Fitted
 from torchserve_openvino.tasks.items import ItemHandler, body
 from torchserve_openvino.tasks.tensors import TensorRequest, convert, parse, render
 
@@ -37,14 +37,18 @@ class TensorHandler(ItemHandler):
 
     def decode(self, item: Any) -> TensorCall:
         """Parses a request's tensors and fits them to a compiled shape."""
-        request = self._parse(body(item))
-        if self._openvino.served is None:
-            return TensorCall(request, None)
+        served = self._openvino.served
+        if served is None:
+            return TensorCall(self._parse(body(item)), None)
+        request = self._parse(body(item), _guess(served.inputs))
         guess = convert if request.guessed_types else None
-        return TensorCall(request, self._openvino.served.fit(request.positional, request.named, guess))
+        fitted = served.fit(request.positional, request.named, guess)
+        if fitted is None and guess is not None:
+            request = self._parse(body(item))
+        return TensorCall(request, fitted)
 
-    def _parse(self, value: Any) -> TensorRequest:
-        request = parse(value, self._openvino.config.openvino.tensor.max_bytes)
+    def _parse(self, value: Any, floats: torch.dtype = torch.float32) -> TensorRequest:
+        request = parse(value, self._openvino.config.openvino.tensor.max_bytes, floats)
         known = self._input_names
         unknown = [name for name in request.named if known and name not in known]
         if len(unknown) == len(request.named) and unknown and request.format == "kserve":
@@ -105,8 +109,18 @@ class TensorHandler(ItemHandler):
             return [named_outputs(run(*call.request.positional, **call.request.named))]
 
     def run_eager(self, value: TensorCall) -> Any:
-        """Runs the eager model on the request's own tensors."""
-        return self._openvino.eager_model(*value.request.positional, **value.request.named)
+        """Runs the eager model on the request's own tensors, in the declared dtypes."""
+        args: Sequence[torch.Tensor] = value.request.positional
+        kwargs = value.request.named
+        if value.fitted is not None and self._openvino.served is not None:
+            args, kwargs = self._openvino.served.unpadded(value.fitted)
+        return self._openvino.eager_model(*args, **kwargs)
+
+
+def _guess(inputs: DeclaredInputs | None) -> torch.dtype:
+    """Returns the dtype in which JSON numbers keep what the declared dtypes can hold of them."""
+    wide = {torch.float64, torch.int32, torch.int64}
+    return torch.float64 if inputs is not None and wide & {spec.dtype for spec in inputs.specs} else torch.float32
 
 
 def named_outputs(output: Any) -> Outputs:

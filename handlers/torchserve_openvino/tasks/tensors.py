@@ -57,7 +57,7 @@ class TensorRequest:
         positional: Inputs without a name, in order.
         named: Inputs by name.
         request_id: KServe's ``id``, repeated in the answer.
-        guessed_types: Whether the request does not state its dtypes; JSON numbers are then int64 or float32.
+        guessed_types: Whether the request does not state its dtypes; JSON numbers are then int64 or floats.
     """
 
     format: Format
@@ -71,12 +71,13 @@ class TensorRequest:
         return [*self.positional, *self.named.values()]
 
 
-def parse(value: Any, max_bytes: int) -> TensorRequest:
+def parse(value: Any, max_bytes: int, floats: torch.dtype = torch.float32) -> TensorRequest:
     """Reads a request's body.
 
     Args:
         value: Bytes (.npy, or JSON text), or what TorchServe already parsed from JSON.
         max_bytes: Largest body, and largest tensor, in bytes.
+        floats: dtype of JSON numbers with a fraction where the request states none.
 
     Raises:
         PayloadTooLargeError: More than ``max_bytes``.
@@ -93,7 +94,7 @@ def parse(value: Any, max_bytes: int) -> TensorRequest:
             request = TensorRequest("npy", positional=[_from_npy(raw)])
             return _checked(request, max_bytes)
         value = _from_json_text(raw)
-    return _checked(_from_json(value, max_bytes), max_bytes)
+    return _checked(_from_json(value, max_bytes, floats), max_bytes)
 
 
 def _checked(request: TensorRequest, max_bytes: int) -> TensorRequest:
@@ -155,9 +156,9 @@ def _from_json_text(raw: bytes) -> Any:
         ) from error
 
 
-def _from_json(value: Any, max_bytes: int) -> TensorRequest:
+def _from_json(value: Any, max_bytes: int, floats: torch.dtype) -> TensorRequest:
     if not isinstance(value, Mapping):
-        lists = _from_lists(value, None, "the body", max_bytes)
+        lists = _from_lists(value, None, "the body", max_bytes, floats)
         return TensorRequest("json", positional=[lists], guessed_types=True)
     inputs = value.get("inputs")
     if isinstance(inputs, (list, Mapping)) and len(inputs) > MOST_TENSORS and not _is_array(inputs):
@@ -166,11 +167,11 @@ def _from_json(value: Any, max_bytes: int) -> TensorRequest:
         return _from_kserve(value, max_bytes)
     if isinstance(inputs, Mapping):
         dtype = value.get("dtype")
-        named = {str(name): _from_lists(entry, dtype, str(name), max_bytes) for name, entry in inputs.items()}
+        named = {str(name): _from_lists(entry, dtype, str(name), max_bytes, floats) for name, entry in inputs.items()}
         return TensorRequest("json", named=named, guessed_types="dtype" not in value)
     for key in ("data", "instances", "inputs"):
         if key in value:
-            tensor = _from_lists(value[key], value.get("dtype"), key, max_bytes)
+            tensor = _from_lists(value[key], value.get("dtype"), key, max_bytes, floats)
             return TensorRequest("json", positional=[tensor], guessed_types="dtype" not in value)
     raise InvalidInputError('the JSON object needs "data", "inputs" or "instances"; it has ' + _keys(value))
 
@@ -202,15 +203,15 @@ def _keys(value: Mapping[str, Any]) -> str:
     return ", ".join(repr(key) for key in list(value)[:5]) or "no key"
 
 
-def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int) -> torch.Tensor:
-    """Converts nested lists to a tensor; integers become int64, floats float32, unless ``dtype`` names a torch type."""
+def _from_lists(value: Any, dtype: Any, what: str, max_bytes: int, floats: torch.dtype) -> torch.Tensor:
+    """Converts nested lists to a tensor; integers become int64, unless ``dtype`` names a torch type."""
     declared = None
     if dtype is not None:
         declared = JSON_TYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else None
         if declared is None:
             raise InvalidInputError(f"dtype {dtype!r} is not one of {listed(list(JSON_TYPES))}")
     tensor = _numbers(value, declared, what, max_bytes)
-    default = torch.float32 if tensor.dtype is torch.float64 else tensor.dtype
+    default = floats if tensor.dtype is torch.float64 else tensor.dtype
     return _as(tensor, declared or default, what)
 
 

@@ -15,6 +15,7 @@ from torchserve_openvino.tune.keys import KeyPath, with_changes
 
 # Eager PyTorch answers first: what it says is the reference.
 EAGER: Mapping[KeyPath, Any] = {("pt2",): {"compile": {"enable": False}}}
+_RECORD: KeyPath = ("handler", "openvino", "record")
 
 
 class Variants:
@@ -62,7 +63,9 @@ class Variants:
     def samples(self) -> list[Path]:
         """Returns the files that ``warmup.samples`` names."""
         section = openvino_section(self.config).get("warmup") or {}
-        return [self._folder / Path(name).name for name in section.get("samples", [])]
+        samples = section.get("samples") or []
+        names = [samples] if isinstance(samples, str) else samples
+        return [self._folder / Path(name).name for name in names]
 
     def make(self, changed: Mapping[KeyPath, Any], config_file: Path | None = None) -> Path:
         """Writes the archive with some keys changed.
@@ -77,6 +80,9 @@ class Variants:
         # Comments don't matter here; `writing.py` keeps them in what the user gets.
         base = self.config if config_file is None else read_yaml(config_file).data
         config = with_changes(base, changed)
+        if openvino_section(config).get("record"):
+            # Requests of the tuner are not recorded, least of all into the folder that it reads.
+            config = with_changes(config, {_RECORD: {}})
         self._config_file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         with tempfile.NamedTemporaryFile(dir=self._store, prefix=f"{self.name}-", suffix=".mar", delete=False) as file:
             target = Path(file.name)

@@ -262,5 +262,5 @@ def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a blob that identify its hardware."""
     return {
         "device_name": facts.get("names", LEVEL),
-        "capabilities": {name: facts[name] for name in ("fast", "cpu", "limit", LEVEL) if name in facts},
+        "capabilities": {name: value for name, value in facts.items() if name != "names"},
     }

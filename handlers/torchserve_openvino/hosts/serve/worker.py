@@ -153,7 +153,8 @@ class WorkerConnection:
         progress = logging.getLogger("torchserve_openvino.report.progress")
         progress.addHandler(steps)
         try:
-            self._service = ArchiveService(self._folder, self._metrics.record, workers=self._workers)
+            record = self._metrics.record
+            self._service = ArchiveService(self._folder, record, workers=self._workers, keeps_idle=False)
         except (TorchServeOpenVINOError, JsonError, RuntimeError) as error:
             self.send({"kind": "refused", "reason": str(error)})
             return False

@@ -70,6 +70,8 @@ def _without_compilation(folder: Path) -> QuantizeSection:
     document["pt2"] = {"compile": {"enable": False}}
     # A worker refuses an archive that should be quantized, and is not.
     del document["handler"]["openvino"]["quantize"]
+    # These are no requests of clients.
+    document["handler"]["openvino"].pop("record", None)
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return section
 

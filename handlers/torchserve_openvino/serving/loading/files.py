@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -240,7 +240,7 @@ def read_state(path: Path, *, mapped: bool = False) -> Any:
         return load_torchscript(path).state_dict()
     if kind == "safetensors":
         try:
-            return load_file(path)
+            return _read_safetensors(path)
         except SafetensorError as error:
             raise ModelLoadError(f"{path.name} is damaged, or no safetensors file: {error}.") from error
     try:
@@ -250,6 +250,17 @@ def read_state(path: Path, *, mapped: bool = False) -> Any:
             f"{path.name} cannot be loaded with weights_only=True ({class_and_line(error)}). "
             "Only tensors are read from it, never pickled code: save model.state_dict(), not the model."
         ) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a file, tied ones under each of their names: the metadata say what `save_model` left out.
+
+    Source: safetensors/torch.py, `save_model`.
+    """
+    state = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        ties = file.metadata() or {}
+    return state | {name: state[kept] for name, kept in ties.items() if name not in state and kept in state}
 
 
 def _some(word: str, names: list[str]) -> str:

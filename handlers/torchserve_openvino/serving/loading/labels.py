@@ -52,14 +52,11 @@ def labeled(
 
     Args:
         rows: Probabilities.
-        labels: Names by number, as text; None names classes by their numbers.
+        labels: Names by number, as text; a class without one is named by its number.
         classes: The number of the class of each probability.
     """
     return [
-        by_label(
-            (labels[str(number)] if labels is not None else str(number), value)
-            for number, value in zip(*pair, strict=True)
-        )
+        by_label(((labels or {}).get(str(number), str(number)), value) for number, value in zip(*pair, strict=True))
         for pair in zip(classes, rows, strict=True)
     ]
 

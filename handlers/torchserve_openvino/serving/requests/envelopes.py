@@ -123,7 +123,8 @@ def _is_base64(value: Any) -> bool:
 def _with_bytes(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
-    return {key: _bytes_of(value) if _is_base64(value) else value for key, value in row.items()}
+    decoded = {key: _bytes_of(value) if _is_base64(value) else value for key, value in row.items()}
+    return next((value for value in decoded.values() if isinstance(value, ItemError)), decoded)
 
 
 def _bytes_of(value: dict[str, Any]) -> Any:

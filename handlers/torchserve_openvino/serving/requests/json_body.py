@@ -3,7 +3,8 @@
 import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torchserve_openvino.errors import InvalidInputError, PayloadTooLargeError
 _AROUND = 2
 # A digit holds 3.3 bits.
 _BITS_OF_A_DIGIT = 4
+# Most lists for each value: of features [batch, channels, 1, 1] each has two, of a batch of one three.
+_MOST_LISTS = 4
 
 
 def parse_json(body: str | bytes | bytearray, what: str = "the body") -> Any:
@@ -209,12 +212,19 @@ def _product(sizes: Any) -> int:
 
 
 def nested(values: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Returns values as nested lists of a shape that has as many; an empty list if there are none."""
+    """Returns values as nested lists of a shape that has as many; an empty list if there are none.
+
+    Raises:
+        InvalidInputError: It has too many lists for its values.
+    """
     if not shape:
         return values[0]
     if not values:
         # A shape of no values can ask for any number of empty lists.
         return []
+    # A dimension of 1 at the end takes a list for each value, and so does each further one.
+    if (lists := sum(accumulate(shape[:-1], mul))) > (most := _MOST_LISTS * len(values) + MOST_DIMENSIONS):
+        raise InvalidInputError(f"{len(values)} values of shape {list(shape)} are {lists} lists; the most is {most}")
     level = list(values)
     for size in reversed(shape[1:]):
         level = [level[at : at + size] for at in range(0, len(level), size)]

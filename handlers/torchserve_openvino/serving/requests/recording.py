@@ -1,5 +1,6 @@
 """Keeps some requests in a folder (`handler.openvino.record`), with which `tune` and `bench` measure."""
 
+import contextlib
 import importlib
 import json
 import logging
@@ -190,7 +191,9 @@ def _content(body: Any, content_type: str) -> tuple[bytes, str]:
     if isinstance(body, (bytes, bytearray)):
         return bytes(body), content_type or "application/octet-stream"
     if isinstance(body, str):
-        return body.encode(), "text/plain"
+        # Half of a surrogate pair, which is no text by itself, can only have come as JSON.
+        with contextlib.suppress(UnicodeEncodeError):
+            return body.encode(), "text/plain"
     return json.dumps(body).encode(), "application/json"
 
 

@@ -94,9 +94,14 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
         size = next((s for s in sizes if s > 1), None)
         if size is None:
             continue
-        length = max(1, size * 3 // 4)
-        shorter, longer = (Signature(smallest.batch, {**smallest.dims, name: n}) for n in (length, size))
-        call = inputs.make(shorter)
+        shorter = (Signature(smallest.batch, {**smallest.dims, name: n}) for n in _shorter(size))
+        calls = {signature.dims[name]: inputs.make(signature) for signature in shorter}
+        # A network may have a least length, or take multiples of 16 or 32 only.
+        length = next((n for n, call in calls.items() if not refusal(model, call)), None)
+        if length is None:
+            unsafe[name] = f"eager PyTorch takes none of {list(calls)}: {refusal(model, calls[max(calls)])}"
+            continue
+        call = calls[length]
         # `fit` pads the same call to the compiled length, as it does with a request.
         fitted = inputs.fit(*call)
         plain, padded = _run(model, call), _run(model, (fitted.args, fitted.kwargs))
@@ -107,7 +112,7 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
         axes[name] = tuple(axis for axis in grown if axis is not None)
         for index, (a, b) in enumerate(zip(plain, cut_axes(padded, axes[name], length), strict=True)):
             if not _close(a, b):
-                unsafe[name] = f"output {index} changes when {name} is padded from {length} to {longer.dims[name]}"
+                unsafe[name] = f"output {index} changes when {name} is padded from {length} to {size}"
     return axes, unsafe
 
 
@@ -120,6 +125,12 @@ def cut_axes(outputs: Sequence[torch.Tensor], axes: Sequence[tuple[int, ...]], l
             cut = cut.narrow(axis, 0, length)
         result.append(cut)
     return result
+
+
+def _shorter(size: int) -> list[int]:
+    """Returns lengths below a size, those first that tell most."""
+    lengths = (size * 3 // 4, size * 7 // 8, size - 32, size // 2, size - 1)
+    return list(dict.fromkeys(max(1, length) for length in lengths))
 
 
 def _run(model: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:

@@ -142,10 +142,12 @@ class Context:
 
     Attributes:
         workers: Workers of the model on this machine; None if the host does not know.
+        keeps_idle: Whether a worker that nobody needs stays, or starts again as soon as it ends.
         requests: The requests of the call.
     """
 
     workers: int | None = None
+    keeps_idle: bool = True
 
     def __init__(
         self, manifest: dict[str, Any], model_dir: str, config: dict[str, Any], batch_size: int, metrics: Any

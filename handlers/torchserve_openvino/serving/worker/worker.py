@@ -1,12 +1,13 @@
 """`Worker`: what a TorchServe worker does from load to the last request, with OpenVINO underneath."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchserve_openvino.cache.open import state_folder
+from torchserve_openvino.cache.open import PRECOMPILE_ENV, state_folder
 from torchserve_openvino.config import ServingConfig, load_serving_config
 from torchserve_openvino.config.sections.openvino_section import WarmupInput
 from torchserve_openvino.errors import ItemError, ModelLoadError
@@ -192,7 +193,7 @@ class Worker(Answering):
         ):
             logger.warning("%s", note)
             self.report.tracker.add_note(note)
-        if self.config.openvino.record.folder is not None:
+        if self.config.openvino.record.folder is not None and PRECOMPILE_ENV not in os.environ:
             self.recorder = Recorder(self.config.openvino.record, self.model_dir)
         self.state = self._ready(models)
         self.state.post()
@@ -210,7 +211,7 @@ class Worker(Answering):
 
     def _why_kept(self, context: Any) -> str:
         """Returns a note if the host does not let idle workers end, though the YAML wants it; empty otherwise."""
-        if self.config.openvino.keep is None or getattr(context, "workers", None) is not None:
+        if self.config.openvino.keep is None or not getattr(context, "keeps_idle", True):
             return ""
         return (
             "handler.openvino.keep has no effect: this host starts a worker again as soon as it ends, and cannot hold "

@@ -37,8 +37,8 @@ class Detokenizer:
         before = self._decode(self._tokens[self._start : self._known])
         text = self._decode(self._tokens[self._start :])
         waits = text.endswith(_BROKEN) and len(self._tokens) - self._known < _PATIENCE
-        # Only the last broken character can still become a whole one.
-        end = len(text) - 1 if waits else len(text)
+        # Broken characters at the end can still become whole ones: several where a decoder makes one of each byte.
+        end = len(text.rstrip(_BROKEN)) if waits else len(text)
         begin = len(before) + self._written
         piece = text[begin:end] if end > begin else ""
         self._written += len(piece)

@@ -215,6 +215,11 @@ class TextHandler(HubHandler):
 
     def _with_lengths(self, config: ServingConfig) -> ServingConfig:
         section = config.openvino
+        if section.batching.mode == "exact":
+            raise ModelLoadError(
+                "handler.openvino.batching.mode: exact takes texts of the compiled lengths only, which no client knows. "
+                "Texts are padded with a mask: take bucket, or dynamic."
+            )
         if section.warmup.inputs or section.batching.dims:
             raise ModelLoadError(
                 "handler.openvino.warmup.inputs and batching.dims are for models without a tokenizer of ours; this "
