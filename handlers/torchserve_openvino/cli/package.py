@@ -184,15 +184,16 @@ def package(
         if check is not None:
             _check(check, as_json)
             return
+        if level and not precompile:
+            raise typer.BadParameter("--level needs --precompile.")
         if tuned is not None:
-            others = {
+            _alone("--tuned", {
                 "--model-name": model_name, "--hf": hf, "--task": task, "--timm": timm, "--weights": weights,
                 "--handler": handler, "--model-file": model_file, "--serialized-file": serialized_file,
                 "--config-file": config_file, "--index-to-name": index_to_name, "--sample": sample,
                 "--extra-files": extra_files, "--requirements-file": requirements_file, "--quantize": quantize,
                 "--calibration": calibration, "--from": made, "--bundle-package": bundle_package or None,
-            }  # fmt: skip
-            _alone("--tuned", others)
+            })  # fmt: skip
             _tuned(tuned, export_path, force=force, precompiles=precompile, levels=level or [], as_json=as_json)
             return
         named = files_named_by(config_file) if config_file is not None else []
@@ -218,10 +219,7 @@ def package(
             handler, config_file = pretrained.task.handler, config_file or templates()[pretrained.task.template]
         if not model_name:
             raise typer.BadParameter("give a --model-name to package a model, or a file to --check.")
-        if level and not precompile:
-            raise typer.BadParameter("--level needs --precompile.")
-        target = export_path / f"{model_name}.mar"
-        if target.exists() and not force:
+        if (target := export_path / f"{model_name}.mar").exists() and not force:
             fail(f"{target} exists; replace it with --force.")
         arguments = ["--version", version, "--handler", _handler(handler or "tensor")]
         for option, path in (
@@ -237,8 +235,7 @@ def package(
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}
-        files = [model_file, serialized_file, config_file, requirements_file, Path(arguments[3]), *extra]
-        _check_names([path for path in files if path is not None and not path.is_dir()])
+        _check_names([model_file, serialized_file, config_file, requirements_file, Path(arguments[3]), *extra])
         recipe = Recipe(
             model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
             bundle_package, precompile, level or [], pretrained,
@@ -266,8 +263,6 @@ def package(
 def _tuned(results: Path, folder: Path, *, force: bool, precompiles: bool, levels: list[str], as_json: bool) -> None:
     from torchserve_openvino.packaging.tuned import pack_tuned
 
-    if levels and not precompiles:
-        raise typer.BadParameter("--level needs --precompile.")
     with steps(lambda text: typer.echo(text, err=True)) as step:
         target = pack_tuned(results, folder, step, force=force, precompiles=precompiles, levels=levels)
     if as_json:
@@ -290,10 +285,12 @@ def _pretrained(
     return hub_model(folder, task)
 
 
-def _check_names(paths: Sequence[Path]) -> None:
+def _check_names(paths: Sequence[Path | None]) -> None:
     """Checks that no file takes another one's place in the archive's only folder."""
     inside: dict[str, Path] = {}
     for path in paths:
+        if path is None or path.is_dir():
+            continue
         first = inside.setdefault(path.name, path)
         if first.resolve() != path.resolve():
             raise typer.BadParameter(

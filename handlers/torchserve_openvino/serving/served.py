@@ -182,7 +182,7 @@ class ServedModel:
             return self._any_shape(*args, **kwargs)
 
     def run_joined(self, calls: Sequence[Fitted]) -> list[Any]:
-        """Runs fitted calls of the same shapes together, as far as their rows are compiled; returns an answer for each."""
+        """Runs fitted calls of the same shapes, as many together as are compiled; returns an answer for each."""
         answers: list[Any] = []
         while len(answers) < len(calls):
             left = calls[len(answers) :]

@@ -217,8 +217,8 @@ class TextHandler(HubHandler):
         section = config.openvino
         if section.batching.mode == "exact":
             raise ModelLoadError(
-                "handler.openvino.batching.mode: exact takes texts of the compiled lengths only, which no client knows. "
-                "Texts are padded with a mask: take bucket, or dynamic."
+                "handler.openvino.batching.mode: exact would take texts of the compiled lengths only, which no client "
+                "knows. Texts are padded with a mask: take bucket, or dynamic."
             )
         if section.warmup.inputs or section.batching.dims:
             raise ModelLoadError(
