@@ -250,14 +250,18 @@ def package(
     if as_json:
         print_json(result)
         return
-    console = stdout()
     if pretrained is not None:
-        console.print(f"task: {pretrained.task.handler} ({pretrained.why})")
+        stdout().print(f"task: {pretrained.task.handler} ({pretrained.why})")
+    _show(result)
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    console = stdout()
     if result["quantized"] is not None:
         show_proof(result["quantized"], console)
     for line in result["precompiled"]:
         console.print(f"compiled for {line}")
-    console.print(f"{target}: {result['bytes'] / 1e6:.1f} MB")
+    console.print(f"{result['archive']}: {result['bytes'] / 1e6:.1f} MB")
 
 
 def _tuned(results: Path, folder: Path, *, force: bool, precompiles: bool, levels: list[str], as_json: bool) -> None:
