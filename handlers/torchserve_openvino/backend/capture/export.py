@@ -396,7 +396,9 @@ def _key(leaves: Sequence[Any], spec: Any) -> tuple[Any, ...]:
             layout = leaf.stride() if leaf.layout is torch.strided and not leaf.is_contiguous() else leaf.layout
             # The last item identifies a tensor that is passed twice, since a graph may write to one of its inputs.
             same = first.setdefault(id(leaf), position)
-            parts.append((type(leaf), leaf.shape, leaf.dtype, leaf.device, layout, same))
+            # Operators of the graph may see another tensor's memory than its numbers.
+            bits = leaf.is_conj(), leaf.is_neg()
+            parts.append((type(leaf), leaf.shape, leaf.dtype, leaf.device, layout, bits, same))
         else:
             # Compared as text, because 0.0 equals -0.0 and nan does not equal itself.
             parts.append((type(leaf), repr(leaf)))

@@ -34,8 +34,13 @@ def _samples(tensor: torch.Tensor) -> list[memoryview]:
 
 
 def can_watch(tensor: object) -> bool:
-    """Checks whether changes to a tensor can be detected: an inference tensor has no version counter."""
-    return isinstance(tensor, torch.Tensor) and not tensor.is_inference() and tensor.layout is torch.strided
+    """Checks whether changes to a tensor can be detected.
+
+    An inference tensor has no version counter; one whose memory has other numbers than the tensor has no bytes to see.
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.is_inference() or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_neg() or tensor.is_conj())
 
 
 class WeightWatch:

@@ -75,7 +75,9 @@ def _keep_target(node: Node) -> bool:
     name: Any = node.target
     written = arguments_of(node)[_WRITES[name]]
     target = node.args[0]
-    if not any(is_empty(value_of(result)) for result in (written if isinstance(written, (list, tuple)) else [written])):
+    # Indices are None where a dimension is taken whole.
+    results = [r for r in (written if isinstance(written, (list, tuple)) else [written]) if isinstance(r, Node)]
+    if not any(is_empty(value_of(result)) for result in results):
         return False
     if not isinstance(target, Node) or layout_of(value_of(target)) != layout_of(value_of(node)):
         return False
