@@ -33,7 +33,7 @@ def bytes_of(text: str) -> list[int]:
 
 def written(tokens: list[int], *stops: str) -> tuple[str, list[str], TextWriter]:
     """The text, its pieces, and the writer."""
-    writer = TextWriter(decode, stops, lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    writer = TextWriter(decode, stops, text_of=lambda token: decode([token]), special=frozenset(WORDS.all_special_ids))
     pieces = []
     for token in tokens:
         goes_on = writer.add(GeneratedToken(token))
@@ -64,19 +64,19 @@ def test_tokens_without_sense_decode_as_they_do_together() -> None:
     draw = random.Random(3)
     for _ in range(200):
         tokens = [draw.randrange(6, len(WORDS)) for _ in range(draw.randint(1, 60))]
-        assert written(tokens)[0] == decode(tokens).removesuffix("\ufffd")
+        assert written(tokens)[0] == decode(tokens).rstrip("\ufffd")
 
 
 def test_endless_nonsense_is_not_kept_forever() -> None:
     detokenizer = Detokenizer(decode)
     (half,) = bytes_of("é")[:1]
     pieces = [detokenizer.add(half) for _ in range(500)]
-    assert len("".join(pieces)) >= 499
+    assert len("".join(pieces)) >= 500 - 64
 
 
 def test_special_tokens_are_no_text_and_are_not_listed_at_the_end() -> None:
     tokens = [*ids("a model"), WORDS.eos_token_id]
-    writer = TextWriter(decode, (), lists_tokens=True, special=frozenset(WORDS.all_special_ids))
+    writer = TextWriter(decode, (), text_of=lambda token: decode([token]), special=frozenset(WORDS.all_special_ids))
     for token in tokens:
         writer.add(GeneratedToken(token))
     writer.end()
@@ -105,7 +105,7 @@ def test_the_beginning_of_a_stop_text_that_does_not_go_on_is_text() -> None:
 
 
 def test_tokens_come_with_their_text() -> None:
-    writer = TextWriter(decode, ("served",), lists_tokens=True)
+    writer = TextWriter(decode, ("served",), text_of=lambda token: decode([token]))
     listed = []
     for token in ids(TEXT):
         goes_on = writer.add(GeneratedToken(token))

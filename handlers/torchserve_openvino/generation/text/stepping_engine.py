@@ -110,11 +110,10 @@ class _Sequence:
         if how.temperature == 0:
             return int(logits.argmax())
         values, order = (logits / how.temperature).softmax(-1).sort(descending=True, stable=True)
-        # A token is kept if those before it do not reach top_p yet; so the first one always is.
-        likely = values.cumsum(-1) - values < how.top_p
         if how.top_k:
-            likely[how.top_k :] = False
-        values = values * likely
+            values[how.top_k :] = 0
+        # Of what top_k leaves, a token is kept if those before it do not reach top_p yet; so the first one always is.
+        values = values * (values.cumsum(-1) - values < how.top_p * values.sum())
         return int(order[torch.multinomial(values, 1, generator=self.draw)])
 
 

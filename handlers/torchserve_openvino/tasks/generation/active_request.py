@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from torchserve_openvino.errors import GenerationError, ItemError
 from torchserve_openvino.generation.text.engine import Engine, Piece, Sampling, Stream
 from torchserve_openvino.serving.requests.isolation import server_fault
-from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, PlacedToken, TextWriter
-from torchserve_openvino.tasks.generation.reading import GenerationRequest, Prompt
+from torchserve_openvino.tasks.generation.detokenizer import Delta, PlacedToken, TextWriter
+from torchserve_openvino.tasks.generation.reading import GenerationRequest, Prompt, RequestReader
 
 # Between looks at several sequences, of which any may have something new.
 _LOOK_SECONDS = 0.004
+# Tokens of a prompt that give its answer's first one a context.
+_CONTEXT = 5
 
 
 @dataclass
@@ -87,7 +89,8 @@ class ActiveRequest:
     Args:
         request: The request.
         engine: Generates tokens.
-        decode: Returns the text of tokens.
+        reader: Knows the texts of tokens.
+        continues: Whether answers go on with the text of their prompts, as without an encoder.
         special: Tokens that are no text.
 
     Raises:
@@ -95,13 +98,14 @@ class ActiveRequest:
     """
 
     def __init__(
-        self, request: GenerationRequest, engine: Engine, decode: Decode, special: frozenset[int] = frozenset()
-    ) -> None:
+        self, request: GenerationRequest, engine: Engine, reader: RequestReader, *, continues: bool,
+        special: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.request = request
         self.refused: dict[int, ItemError] = {}
         self.choices: list[Choice] = []
         self.error: ItemError | None = None
-        lists_tokens = request.logprobs is not None
+        text_of = reader.text_of if request.logprobs is not None else None
         for number, prompt in enumerate(request.prompts):
             if isinstance(prompt, ItemError):
                 self.refused[number] = prompt
@@ -109,7 +113,8 @@ class ActiveRequest:
             try:
                 for copy in range(request.n):
                     started = time.perf_counter()
-                    writer = TextWriter(decode, request.stops, lists_tokens=lists_tokens, special=special)
+                    before = prompt.tokens[-_CONTEXT:] if continues else ()
+                    writer = TextWriter(reader.decode, request.stops, before, text_of=text_of, special=special)
                     stream = engine.submit(prompt.tokens, _own_seed(prompt, copy))
                     choice = Choice(number * request.n + copy, number, stream, writer, started=started)
                     choice.before = prompt.text if request.echo else ""

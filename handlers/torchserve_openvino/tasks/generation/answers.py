@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torchserve_openvino.errors import ItemError
@@ -11,7 +11,7 @@ from torchserve_openvino.serving.requests.batch_answer import AnswerList
 from torchserve_openvino.serving.requests.refusals import refusal
 from torchserve_openvino.tasks.forms import Answer
 from torchserve_openvino.tasks.generation.active_request import ActiveRequest, Choice
-from torchserve_openvino.tasks.generation.detokenizer import Decode, Delta, PlacedToken
+from torchserve_openvino.tasks.generation.detokenizer import Delta, PlacedToken
 from torchserve_openvino.tasks.generation.reading import GenerationRequest
 from torchserve_openvino.tasks.openai import openai_error
 
@@ -61,11 +61,11 @@ class Plain:
     Args:
         request: The request.
         name: The model's name.
-        decode: Returns the text of tokens.
+        text_of: Returns the text of one token.
     """
 
-    def __init__(self, request: GenerationRequest, name: str, decode: Decode) -> None:
-        self.request, self.name, self.decode = request, name, decode
+    def __init__(self, request: GenerationRequest, name: str, text_of: Callable[[int], str]) -> None:
+        self.request, self.name, self.text_of = request, name, text_of
 
     def whole(self, exchange: ActiveRequest) -> Any:
         """Returns the answer in one piece; for a list of prompts, answers and refusals."""
@@ -91,7 +91,7 @@ class Plain:
     def listed(self, placed: PlacedToken) -> dict[str, Any]:
         """Returns a token with its alternatives."""
         token = placed.token
-        top = [{"token": self.decode([other]), "logprob": _shown(value)} for other, value in token.top]
+        top = [{"token": self.text_of(other), "logprob": _shown(value)} for other, value in token.top]
         return {"token": placed.text, "logprob": _shown(token.logprob), "top": top}
 
     def begin(self, exchange: ActiveRequest) -> list[Any]:
@@ -123,8 +123,8 @@ class _OpenAI(Plain):
     kind = ""
     kind_of_piece = ""
 
-    def __init__(self, request: GenerationRequest, name: str, decode: Decode) -> None:
-        super().__init__(request, name, decode)
+    def __init__(self, request: GenerationRequest, name: str, text_of: Callable[[int], str]) -> None:
+        super().__init__(request, name, text_of)
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
     def _body(self, kind: str, choices: Iterable[Any], **more: Any) -> dict[str, Any]:
@@ -176,7 +176,9 @@ class Completion(_OpenAI):
         """Returns the most probable texts; of several tokens with one text (parts of characters), the best one."""
         by_text: dict[str, Any] = {}
         for other, value in placed.token.top:
-            by_text.setdefault(self.decode([other]), _shown(value))
+            by_text.setdefault(self.text_of(other), _shown(value))
+        # The token itself may be less probable than all of them.
+        by_text.setdefault(placed.text, _shown(placed.token.logprob))
         return by_text
 
 
@@ -208,7 +210,7 @@ class Chat(_OpenAI):
         return {**shown, "logprobs": logprobs, "finish_reason": finish}
 
     def _token(self, placed: PlacedToken) -> dict[str, Any]:
-        top = [_with_bytes(self.decode([other]), value) for other, value in placed.token.top]
+        top = [_with_bytes(self.text_of(other), value) for other, value in placed.token.top]
         return {**_with_bytes(placed.text, placed.token.logprob), "top_logprobs": top}
 
 

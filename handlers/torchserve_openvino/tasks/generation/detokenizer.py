@@ -21,13 +21,14 @@ class Detokenizer:
 
     Args:
         decode: Returns the text of tokens, without special ones.
+        before: Tokens before the first one: some decoders drop a space at the beginning of a text.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._tokens: list[int] = []
+        self._tokens = list(before)
         # Up to `_known`, tokens are written out; those from `_start` on give them their context.
-        self._start = self._known = 0
+        self._start, self._known = 0, len(before)
         # Characters of the open tokens that are written out.
         self._written = 0
 
@@ -77,15 +78,17 @@ class TextWriter:
     Args:
         decode: Returns the text of tokens, without special ones.
         stops: Texts that end the answer.
-        lists_tokens: Whether tokens are wanted beside the text.
+        before: Tokens before the first one.
+        text_of: Returns the text of one token, for a list of them beside the text; None if there is none.
         special: Tokens that are no text; those at the end of an answer are not listed.
     """
 
     def __init__(
-        self, decode: Decode, stops: Sequence[str], *, lists_tokens: bool = False, special: frozenset[int] = frozenset()
-    ) -> None:
-        self._decode, self._detokenizer = decode, Detokenizer(decode)
-        self._stops, self._lists_tokens, self._special = tuple(stops), lists_tokens, special
+        self, decode: Decode, stops: Sequence[str], before: Sequence[int] = (), *,
+        text_of: Callable[[int], str] | None = None, special: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._detokenizer = Detokenizer(decode, before)
+        self._stops, self._text_of, self._special = tuple(stops), text_of, special
         self._longest = max(map(len, self._stops), default=1)
         self._waiting: list[PlacedToken] = []
         self._taken = 0
@@ -99,8 +102,8 @@ class TextWriter:
             return False
         before = len(self.text)
         piece = self._detokenizer.add(token.id)
-        if self._lists_tokens:
-            self._waiting.append(PlacedToken(token, before, self._decode([token.id])))
+        if self._text_of is not None:
+            self._waiting.append(PlacedToken(token, before, self._text_of(token.id)))
         if not piece:
             return True
         self.text += piece

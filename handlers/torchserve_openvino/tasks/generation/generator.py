@@ -289,7 +289,8 @@ class TextGenerator(HubHandler):
                     for request, call in zip(requests, calls, strict=False):
                         if not call.done and request.is_gone():
                             call.fail(BusyError("the client hung up"))
-                        if call.streams and not call.done and (text := call.pieces()):
+                        # The last piece, too: other calls may take longer.
+                        if call.streams and (text := call.pieces()):
                             request.send(Response(text, EVENT_STREAM))
             finally:
                 for exchange in exchanges:
@@ -333,8 +334,11 @@ class TextGenerator(HubHandler):
                 # It starts again by itself, unless that failed.
                 self._kept.revive()
                 raise BusyError(f"{dead}. The engine starts again; try again later.")
-            call.exchange = ActiveRequest(request, self.engine, self._reader.decode, self._special)
-            call.bodies = FORMS[request.form](request, name, self._reader.decode)
+            continues = not getattr(self._openvino.eager_model.config, "is_encoder_decoder", False)
+            call.exchange = ActiveRequest(
+                request, self.engine, self._reader, continues=continues, special=self._special
+            )
+            call.bodies = FORMS[request.form](request, name, self._reader.text_of)
         except ItemError as error:
             call.answer = error
         except MemoryError:

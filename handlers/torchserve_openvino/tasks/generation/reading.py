@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from torchserve_openvino.config.spelling import listed
@@ -219,6 +220,14 @@ class RequestReader:
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns the text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def text_of(self, token: int) -> str:
+        """Returns the text of one token, as it is behind others: some decoders drop a space at the beginning."""
+        return self.decode([*self._letter, token])[len(self.decode(self._letter)) :]
+
+    @cached_property
+    def _letter(self) -> list[int]:
+        return list(self._tokenizer.encode("a", add_special_tokens=False))[-1:]
 
     def _tokens(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if len(text) > self._limits.max_bytes:

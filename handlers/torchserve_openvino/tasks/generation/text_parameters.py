@@ -16,7 +16,8 @@ Penalty = Annotated[float, Field(ge=0.01, le=10)]
 TopTokens = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Top = Annotated[int, Field(ge=0, le=20)]
 Choices = Annotated[int, Field(ge=1, le=64)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+# OpenAI's range.
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 _MOST_STOPS = 16
 # Divided by it, no logit of a model leaves float32, and each is as good as drawn by the largest alone.
 _LEAST_TEMPERATURE = 0.001
