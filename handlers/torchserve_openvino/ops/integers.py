@@ -78,9 +78,10 @@ def _most(expression: Any, size: int, divides: bool) -> int:
 
 
 def magnitude(value: object) -> int:
-    """Returns the absolute value of a number, rounded towards 0; 0 for anything else."""
+    """Returns the absolute value of a number, rounded towards 0, or one more; 0 for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return abs(int(value))
+        # Of +-2^31, only the negative one has 32 bits.
+        return abs(int(value)) + (value > 2**31 - 1)
     return 0
 
 

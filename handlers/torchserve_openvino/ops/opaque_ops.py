@@ -162,6 +162,27 @@ def resizes_whole(x: Tensor, output_size: Sequence[int] | None, factors: Sequenc
     return min(*spatial, *sizes) > 0 and resized == (sizes if factors else [])
 
 
+def is_ambiguous(op: Any, x: Tensor, factors: Sequence[float] | None) -> bool:
+    """Returns True if torch's kernels disagree on which value is the nearest one.
+
+    Some of them only copy or double values where a factor such as 1.1 or 2.2 comes to that, others go by the factor
+    (aten/src/ATen/native/UpSample.h, ``nearest_idx``).
+    """
+    if "upsample_nearest" not in str(op) or "exact" in str(op):
+        return False
+    return any(_differs(size, factor) for size, factor in zip(x.shape[2:], factors or (), strict=False))
+
+
+def _differs(size: Any, factor: Any) -> bool:
+    if not isinstance(size, int) or not isinstance(factor, float):
+        return not isinstance(factor, float) or 1 < factor < 1.5 or 2 < factor < 2.5
+    new, step = int(size * factor), np.float32(1.0 / factor)
+    if new not in {size, 2 * size}:
+        return False
+    by_factor = np.floor(np.arange(new, dtype=np.float32) * step)
+    return not np.array_equal(np.minimum(by_factor, size - 1), np.arange(new) // max(1, new // max(1, size)))
+
+
 def _is_channels_last(x: Tensor) -> bool:
     """Returns True if torch's kernels give their result channels-last memory (c10/core/MemoryFormat.h)."""
     if x.dim() not in {4, 5}:
@@ -184,7 +205,7 @@ def _fake_resized(x: Tensor, output_size: Sequence[int] | None, *options: Any) -
 def _where_whole(op: Any, opaque: Any) -> Callable[..., Any]:
     def call(x: Tensor, output_size: Sequence[int] | None, *options: Any) -> Any:
         in_bytes = x.dtype is torch.uint8 and op in _IN_BYTES
-        whole = in_bytes or resizes_whole(x, output_size, options[-1])
+        whole = in_bytes or is_ambiguous(op, x, options[-1]) or resizes_whole(x, output_size, options[-1])
         return opaque(x, output_size, *options) if whole else NotImplemented
 
     return call

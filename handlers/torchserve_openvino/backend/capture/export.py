@@ -352,12 +352,12 @@ class ExportedModel:
                     return self._keeps_state
                 lowered = program.run_decompositions(self._settings.decompositions)
             binding = bind(lowered, model, spec, answers[-1])
+            gm = _copied(lowered.graph_module)
+            facts = binding.facts
+            run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         except Exception as error:
             # torch.export raises errors of many classes for what it can't express, including the model's own errors.
             return _first_lines(error)
-        gm = _copied(lowered.graph_module)
-        facts = binding.facts
-        run_passes(FX_PASSES, "graph", gm.graph, PassContext(static=facts.static - facts.mutated))
         where = next((line for node in gm.graph.nodes if (line := where_of(node))), "")
         shapes = input_shapes(gm, binding.facts.static)
         record = GraphRecord(f"export/{len(tracker.graphs)}", where, "inference", ops_total=0, inputs=shapes)

@@ -139,7 +139,7 @@ class CompiledGeneration:
             ids: The new tokens, int64 ``[batch, count]``.
             mask: Of those in the cache and the new ones, ``[batch, all]``: 0 for padding; None if there is none.
             positions: Of the new ones, int64 ``[batch, count]``; None counts places.
-            source: Mask of the encoder's output, ``[batch, places]``; None if there is no padding.
+            source: Mask of the encoder's output, ``[batch, places]``; None where the decoder takes none.
 
         Returns:
             Logits after the last token that ran, float32 ``[batch, vocabulary]``; and how many ran.
@@ -165,8 +165,8 @@ class CompiledGeneration:
         if size > 1:
             inputs.append(torch.full((batch,), count - 1))
         if layout.masks_source:
-            seen = torch.ones(batch, 0, dtype=torch.int64) if source is None else source.to(torch.int64)
-            inputs.append(_widened(seen, layout.source, fill=int(source is None)))
+            assert source is not None
+            inputs.append(_widened(source.to(torch.int64), layout.source))
         inputs += [tensor for layer in own for tensor in (layer.keys, layer.values)]
         if layout.encodes:
             inputs += [tensor for layer in self._caches.cross_layers(cache) for tensor in (layer.keys, layer.values)]

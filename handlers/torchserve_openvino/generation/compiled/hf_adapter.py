@@ -102,10 +102,14 @@ class _Forward:
             cache = self._compiled.cache(len(ids), hidden)
         elif ids.shape[1] > 1 and (layout.encodes or arguments.get("logits_to_keep", 1) != 1):
             raise InvalidInputError("a compiled model gives the logits of the last token only: no assisted decoding")
+        source = arguments.get("attention_mask") if layout.masks_source else None
+        if layout.masks_source and source is None and hidden is not None:
+            # As many places as there are: the compiled graph has further ones.
+            source = torch.ones(hidden.shape[:2], dtype=torch.int64)
         with torch.no_grad():
             logits = self._compiled.run(
                 cache, ids, mask=mask, positions=arguments.get(layout.positions) if layout.positions else None,
-                source=arguments.get("attention_mask") if layout.masks_source else None,
+                source=source,
             )[:, None]  # fmt: skip
         cached = {layout.cache: cache if arguments.get("use_cache") is not False else None}
         if hidden is not None:

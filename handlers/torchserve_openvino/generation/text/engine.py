@@ -28,6 +28,7 @@ class Sampling:
         logprobs: How many of the most probable tokens to give with each token, with their log probabilities; None for
             none, 0 for the chosen token's own.
         ignore_eos: Goes on after an end-of-text token, up to ``max_tokens``.
+        bare: Takes the tokens as the model computes them, whatever its generation_config.json demands.
     """
 
     max_tokens: int
@@ -39,6 +40,7 @@ class Sampling:
     n: int = 1
     logprobs: int | None = None
     ignore_eos: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _generated(engine: Engine, prompts: Sequence[tuple[Expected, int]]) -> list[
     streams: deque[Stream] = deque()
     for one, done in prompts:
         prompt = (*one.prompt, *one.tokens[:done])
-        sampling = Sampling(len(one.tokens) - done, logprobs=0, ignore_eos=True)
+        sampling = Sampling(len(one.tokens) - done, logprobs=0, ignore_eos=True, bare=True)
         while True:
             try:
                 streams.append(engine.submit(prompt, sampling))

@@ -4,17 +4,40 @@ How tokens are drawn (temperature, beams, penalties) is the request's affair.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchserve_openvino.errors import ModelLoadError
+from torchserve_openvino.files.json_text import JsonError, read_json_object
+
+# What `Rules` applies to a model without an encoder.
+APPLIED = (
+    "bad_words_ids", "begin_suppress_tokens", "forced_eos_token_id", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "suppress_tokens",
+)  # fmt: skip
 # Settings that change which tokens may come, and would be lost in silence.
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty", "guidance_scale",
     "sequence_bias", "watermarking_config",
 )  # fmt: skip
 _NEUTRAL: tuple[Any, ...] = (None, 0, 1, 1.0, [], {})
+
+
+def demanded(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns which of some settings the generation_config.json in a model's folder has.
+
+    Raises:
+        ModelLoadError: The file can't be read.
+    """
+    path = folder / "generation_config.json"
+    try:
+        config = read_json_object(path) if path.is_file() else {}
+    except (OSError, JsonError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}.") from error
+    return tuple(name for name in names if config.get(name) not in _NEUTRAL)
 
 
 class Rules:
@@ -28,7 +51,7 @@ class Rules:
 
     def __init__(self, config: Any, eos: frozenset[int], *, encodes: bool) -> None:
         self._config, self._eos, self._encodes = config, sorted(eos), encodes
-        self.unsupported = tuple(name for name in _UNSUPPORTED if getattr(config, name, None) not in _NEUTRAL)
+        self.unsupported = tuple(name for name in UNSUPPORTED if getattr(config, name, None) not in _NEUTRAL)
         self._made = _made(config, self._eos)
 
     def __call__(self, tokens: Sequence[int], generated: int, most: int, logits: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class _Sequence:
             return None
         logits, how = scores.float(), self.sampling
         allowed = logits
-        if rule is not None and not how.ignore_eos:
+        if rule is not None and not how.bare:
             allowed = rule(self.work.tokens, self.generated, how.max_tokens, logits)
         token = self._choose(self.work.tokens, allowed)
         self.work.tokens.append(token)
@@ -132,7 +132,7 @@ class SteppingEngine(DiesOnError):
     Args:
         steps: What computes them; used by one thread at a time.
         limits: What it accepts.
-        rule: What the model itself demands of its tokens; not applied with ``ignore_eos``.
+        rule: What the model itself demands of its tokens; not applied to what is ``bare``.
     """
 
     def __init__(self, steps: Steps, limits: StepLimits, rule: Rule | None = None) -> None:
@@ -214,6 +214,9 @@ class SteppingEngine(DiesOnError):
         try:
             while (running := self._next()) is not None:
                 ended = [sequence for sequence in running if self._stepped(self._steps, sequence)]
+                for sequence in ended:
+                    # Whoever reads the rest of an answer holds the sequence, which has no use for its cache.
+                    sequence.work = None
                 with self._changed:
                     self._running = [sequence for sequence in self._running if sequence not in ended]
         except BaseException as error:
@@ -267,6 +270,7 @@ class SteppingEngine(DiesOnError):
             self._waiting.clear()
             self._steps = None
         for sequence in left:
+            sequence.work = None
             if dead:
                 sequence.stream.fail(GenerationError(dead))
             else:

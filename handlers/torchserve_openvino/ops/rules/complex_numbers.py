@@ -280,7 +280,7 @@ def _cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
 
 
 def _clone(x: Tensor, *, memory_format: Any = None) -> Tensor:
-    return _complex(_pairs(x).contiguous()) if _is_pairs(x) else NotImplemented
+    return _complex(_pairs(x).clone(memory_format=torch.contiguous_format)) if _is_pairs(x) else NotImplemented
 
 
 _DECOMPOSED: dict[Any, Decomposition] = {

@@ -13,7 +13,14 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from torchserve_openvino.ops.names import arguments_of, first_input, value_of
-from torchserve_openvino.ops.opaque_ops import RESIZERS, has_open_sizes, is_binary, new_sizes, resizes_whole
+from torchserve_openvino.ops.opaque_ops import (
+    RESIZERS,
+    has_open_sizes,
+    is_ambiguous,
+    is_binary,
+    new_sizes,
+    resizes_whole,
+)
 from torchserve_openvino.ops.openvino_values import exact_quotient, int64, static_shape
 from torchserve_openvino.ops.rule_registry import Movement, Rule, TracedCall, conversion, declare, decomposition
 
@@ -280,6 +287,8 @@ def _apart(op: Any) -> Callable[..., Any]:
         factors = options[-1]
         if resizes_whole(x, output_size, factors) or has_open_sizes(x, output_size, factors):
             return NotImplemented
+        if is_ambiguous(op, x, factors):
+            return NotImplemented
         sizes = new_sizes(x.shape[2:], output_size, factors)
         default = torch._decomp.decomposition_table[op.overloadpacket.default]
         return default(x, sizes, *options[:-1], *(factors or [None] * len(sizes)))
@@ -290,6 +299,8 @@ def _apart(op: Any) -> Callable[..., Any]:
 def _not_whole(node: Node) -> str | None:
     value, arguments = first_input(node), arguments_of(node)
     sizes = arguments.get("output_size")
+    if value is not None and is_ambiguous(node.target, value, arguments.get("scale_factors")):
+        return "torch's kernels disagree on the nearest values for this factor"
     known = sizes and [value_of(size) if isinstance(size, Node) else size for size in sizes]
     if value is not None and resizes_whole(value, known, arguments.get("scale_factors")):
         return None

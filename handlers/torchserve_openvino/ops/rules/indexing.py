@@ -233,19 +233,21 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 @decomposition(
-    aten.index_fill.int_Scalar, rule=Rule(banned=FAILS + " for float16 and scalars" + INSTEAD, scalars=Lifted())
-)
-def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:
+    aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+    rule=Rule(banned=FAILS + " for float16 and scalars" + INSTEAD, scalars=Lifted()),
+)  # fmt: skip
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     # A write to no element is made a copy later (`passes/fx/empty_tensors.py`).
     if not x.dim() or is_empty(index):
         return NotImplemented
     size = x.shape[dim]
-    places = torch.arange(size, dtype=index.dtype)
     # The look-up counts negative indices from the end, and keeps the check that none is out of range.
-    chosen = (places[index.reshape(-1)].unsqueeze(1) == places).any(0)
+    places = torch.arange(size)[index.reshape(-1)]
+    chosen = torch.zeros(size).scatter(0, places, torch.ones(places.shape)) != 0
     shape = [1] * x.dim()
     shape[dim] = size
-    return torch.where(chosen.reshape(shape), torch.full((), value, dtype=x.dtype), x)
+    filling = value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
+    return torch.where(chosen.reshape(shape), filling, x)
 
 
 @decomposition(aten.index_add.default, rule=Rule(banned=FAILS + INSTEAD, scalars=Lifted()))

@@ -15,6 +15,7 @@ from torchserve_openvino.ops.openvino_values import int64
 from torchserve_openvino.ops.rule_registry import FAILS, INSTEAD, Rule, conversion, declare, decomposition
 from torchserve_openvino.ops.rules.ordering import MOST_COMPARISONS
 from torchserve_openvino.ops.rules.shapes import on_cpu
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -99,6 +100,8 @@ def _no_bins(node: Node) -> str | None:
     least, largest = arguments.get("min", 0), arguments.get("max", 0)
     if not (isinstance(least, (int, float)) and isinstance(largest, (int, float)) and least < largest):
         return "the bounds of the bins are those of the values"
+    if value is not None and is_always_true(value.numel() * arguments.get("bins", 100) > MOST_COMPARISONS):
+        return "too many values and bins to compare each with each"
     return "computed in float32 only" if value is not None and value.dtype is not torch.float32 else None
 
 

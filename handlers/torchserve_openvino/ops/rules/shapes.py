@@ -24,6 +24,7 @@ from torchserve_openvino.ops.rule_registry import (
     decomposition,
     rule_of,
 )
+from torchserve_openvino.ops.symbolic_sizes import is_always_true
 
 aten = torch.ops.aten
 _WIDE_INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
@@ -199,6 +200,10 @@ def _diagonal(x: Output, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return ops.gather(flat, int64([start + i * (columns + 1) for i in range(length)]), int64([-1]))
 
 
+# Elements of windows that are copied in any case, and copies of each element.
+_MOST_IN_WINDOWS, _MOST_COPIES = 2**24, 16
+
+
 # `Tensor.unfold` is a view, so it is not decomposed: where it leaves the graph, torch makes the view, which shares
 # memory as in eager.
 def _window_order(rank: int, dimension: int) -> list[int]:
@@ -223,6 +228,9 @@ def _other_windows(node: Node) -> str | None:
         return "a scalar has one window"
     if not isinstance(value.shape[dimension], int):
         return "the number of windows depends on the call"
+    count = value_of(node).numel()
+    if is_always_true(count > _MOST_IN_WINDOWS) and is_always_true(count > _MOST_COPIES * value.numel()):
+        return "torch's windows share their elements, OpenVINO's would be too many copies"
     return None
 
 

@@ -46,6 +46,7 @@ class ValueCheck:
     index: Node | None = None
 
 
+_ANY_END = 2**63 - 1
 _BY_ZERO = "a division by the integer 0"
 # The largest finite float16, and the largest bfloat16 below it.
 _LARGEST_AS_FLOAT16 = {torch.float32: 65504, torch.bfloat16: 65280}
@@ -103,6 +104,7 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
     check = rule_of(op_name(node.target)).check
     for source, dim, index, negative in selections(node):
         yield from _index(source, dim, index, negative, ranges)
+    yield from _offsets(node)
     if op_name(node.target) == "aten._to_copy.default":
         yield from _cast(node, ranges, casts)
     elif check is Check.NONZERO_DIVISOR and not value_of(node).is_floating_point():
@@ -115,6 +117,34 @@ def _questions(node: Node, ranges: ValueRanges, casts: Mapping[str, Bounds]) -> 
         yield ValueCheck(lambda graph: holds_numbers(graph, node), "the index of a largest value that is -inf or NaN")
     elif check is Check.ANY_ORDER and value_of(node).is_floating_point():
         yield from _product(node)
+
+
+def _offsets(node: Node) -> Iterator[ValueCheck]:
+    """Yields checks of where bags start: the first one at element 0, none behind the last element."""
+    rule = rule_of(op_name(node.target))
+    if rule.bags is None or (rule.facts is not None and rule.facts(node)["regular"]):
+        return
+    offsets, rows, includes_last = node.args[rule.bags.offsets], node.args[rule.bags.rows], rule.bags.includes_last
+    assert isinstance(offsets, Node) and isinstance(rows, Node)
+    if offsets.op == "placeholder" and isinstance(value_of(rows).shape[0], int):
+        # Checked before the inference (`index_range`).
+        return
+
+    def length(graph: Graph) -> Any:
+        return size_of(graph, rows, 0)
+
+    def at(graph: Graph, start: int, end: int) -> Node:
+        return add_call(graph, aten.slice.Tensor, offsets, 0, start, end)
+
+    sentence = "an offset that is outside its elements"
+    yield ValueCheck(lambda graph: add_call(graph, aten.le.Scalar, offsets, length(graph)), sentence, offsets)
+    yield ValueCheck(lambda graph: add_call(graph, aten.ge.Scalar, offsets, 0), sentence, offsets)
+    yield ValueCheck(lambda graph: add_call(graph, aten.eq.Scalar, at(graph, 0, 1), 0), "a first offset that is not 0")
+    if includes_last(node):
+        yield ValueCheck(
+            lambda graph: add_call(graph, aten.eq.Scalar, at(graph, -1, _ANY_END), length(graph)),
+            "a last offset that is not the number of elements",
+        )
 
 
 def _product(node: Node) -> Iterator[ValueCheck]:

@@ -216,7 +216,8 @@ def _largest(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     low, high = torch.aminmax(tensor)
-    return max(int(high), -int(low))
+    # Of +-2^31, only the negative one has 32 bits.
+    return max(int(high) + (int(high) > INT32_MAX), -int(low))
 
 
 def _integers(node: Node) -> bool:

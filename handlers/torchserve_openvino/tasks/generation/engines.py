@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchserve_openvino.generation.text.exporting.architecture import length_of
 from torchserve_openvino.generation.text.exporting.weights import dequantized
 from torchserve_openvino.generation.text.making import Making
 from torchserve_openvino.generation.text.opening import Opened, open_engine
-from torchserve_openvino.generation.text.rules import Rules
+from torchserve_openvino.generation.text.rules import APPLIED, UNSUPPORTED, Rules, demanded
 from torchserve_openvino.quantized.scheme import scheme_of
 from torchserve_openvino.report import Tracker
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
@@ -64,7 +64,7 @@ class SupervisedEngine:
 
     def load(self) -> EngineLoad:
         """Returns what the engine does now."""
-        return self.engine.load()
+        return self.generator.load()
 
     def close(self) -> None:
         """Ends all sequences, and frees the model; no other engine starts."""
@@ -122,10 +122,26 @@ class Generator:
     engine: Engine
     tracker: Tracker
     facts: Mapping[str, Any] = field(default_factory=dict)
+    _before: EngineLoad = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What the engine did for the proof is no traffic.
+        self._before = self.engine.load()
+
+    def load(self) -> EngineLoad:
+        """Returns what the engine does now, and did since it serves."""
+        now, before = self.engine.load(), self._before
+        return replace(
+            now,
+            prompt_tokens=now.prompt_tokens - before.prompt_tokens,
+            generated_tokens=now.generated_tokens - before.generated_tokens,
+            prefix_hits=None if now.prefix_hits is None else now.prefix_hits - (before.prefix_hits or 0),
+            guessed_tokens=now.guessed_tokens - before.guessed_tokens,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Returns the report's entry ``generate``."""
-        load = self.engine.load()
+        load = self.load()
         now = {
             "running": load.running, "waiting": load.waiting, "cache_usage": round(load.cache_usage, 4),
             "prompt_tokens": load.prompt_tokens, "generated_tokens": load.generated_tokens,
@@ -198,6 +214,11 @@ def _on_openvino(source: EngineSource) -> Generator:
             choice = EngineChoice("genai", "OpenVINO GenAI took this model before: it is in the cache")
         else:
             choice = choose(section, load_config(source.folder))
+        demands = ", ".join(demanded(source.folder, APPLIED))
+        if demands and choice.engine == "genai" and section.engine is None and _may_compile(config):
+            choice = EngineChoice(
+                "compile", f"OpenVINO GenAI does not do what generation_config.json demands: {demands}"
+            )
         if making is not None and choice.engine == "genai":
             return _by_genai(making, choice.why)
     except ModelLoadError as error:
@@ -241,6 +262,8 @@ def _by_genai(making: Making, why: str) -> Generator:
     settings, store = making.settings, making.store
     opened = open_engine(settings, store, making)
     tracker = Tracker()
+    for name in demanded(settings.folder, (*APPLIED, *UNSUPPORTED)):
+        tracker.add_note(f"generation_config.json: {name} has no effect with OpenVINO GenAI")
     _record(tracker, opened, settings.device, properties(settings))
     if store is not None:
         _record_cache(tracker, store)
@@ -291,8 +314,10 @@ def _in_eager(model: Any, source: EngineSource) -> Generator:
     except ModelLoadError:
         # What OpenVINO GenAI does not compute, eager PyTorch does.
         max_length = places_of(model.config, section.max_length)
-    rule = Rules(model.generation_config, eos, encodes=True) if encodes else None
-    engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rule)
+    rules = Rules(model.generation_config, eos, encodes=encodes)
+    for name in rules.unsupported:
+        tracker.add_note(f"generation_config.json: {name} has no effect here")
+    engine = EagerEngine(model, max_length=max_length, max_waiting=section.max_waiting, eos=eos, rule=rules)
     scheme = scheme_of(read_config(source.folder))
     weights = {} if scheme is None else {"weights": dequantized("f32", scheme)}
     return Generator(engine, tracker, {"engine": "eager", **weights, "max_length": max_length})

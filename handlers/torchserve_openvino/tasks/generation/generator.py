@@ -349,9 +349,13 @@ class TextGenerator(HubHandler):
 
     def _response(self, request: Request, call: GenerationCall) -> Response:
         """Returns the response in one piece, or the last piece of a stream."""
-        if call.streams:
-            return Response(call.pieces(), EVENT_STREAM)
         worker = self._openvino
+        if call.streams:
+            text, error = call.pieces(), call.exchange.error if call.exchange is not None else None
+            if error is not None:
+                # Its events told the client; here it is counted and logged.
+                finish([error], [request], worker.counters, None)
+            return Response(text, EVENT_STREAM)
         form = openai_error if call.openai else None
         (response,) = finish([call.whole()], [request], worker.counters, worker.most_bytes, form)
         return replace(response, content_type=JSON)
