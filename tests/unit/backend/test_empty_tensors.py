@@ -108,3 +108,13 @@ def test_copies_of_one_value_are_returned_apart(dynamic: bool) -> None:
     results[0].zero_()
     results[1].fill_(1.0)
     assert [float(each.mean()) for each in results] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_write_to_no_column(dynamic: bool) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:, torch.zeros(0, dtype=torch.int64)] = 5
+        return y + 1
+
+    check(model, torch.randn(4, 128), dynamic=dynamic, options=SPLIT)

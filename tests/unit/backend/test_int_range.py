@@ -228,3 +228,18 @@ def test_a_product_of_integers_at_an_index_is_not_rounded() -> None:
 
     one, twice, factors = torch.ones(1).int(), torch.zeros(2).long(), torch.tensor([4097, 4097]).int()
     assert tov.compile(function, options=ALL)(one, twice, factors).tolist() == [409]
+
+
+@pytest.mark.parametrize("value", [2**31, 2**31 - 1, -(2**31), -(2**31) - 1])
+def test_the_ends_of_32_bits(value: int) -> None:
+    constant = torch.tensor([value, 1, 2])
+    models: dict[str, Function] = {
+        "filled": lambda x: torch.full((3,), value) * 1 + 0 * x,
+        "chosen": lambda x: torch.where(x > 0, value, x),
+        "padded": lambda x: torch.constant_pad_nd(x, [1, 1], value),
+        "constant": lambda x: torch.where(x > 0, constant, x),
+    }
+    for name, model in models.items():
+        compiled, x = tov.compile(model, options=ALL, dynamic=False), torch.tensor([1, -2, 3])
+        for _ in range(2):
+            assert compiled(x).tolist() == model(x).tolist(), name

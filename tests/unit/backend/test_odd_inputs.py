@@ -92,3 +92,43 @@ def test_weights_may_be_of_a_subclass() -> None:
         model.weight.mul_(2)
         torch.testing.assert_close(compiled(X), model(X))
     assert compiled.report.summary.coverage == 1.0
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_the_copy_of_a_complex_tensor_has_its_own_memory(backend: str) -> None:
+    z = torch.complex(X, X + 1)
+    compiled = tov.compile(lambda z: (z.clone(), z * 2), backend=backend, options={"min_partition_us": 0})
+    for _ in range(2):
+        with torch.no_grad():
+            copy, double = compiled(z)
+        copy.zero_()
+        torch.testing.assert_close(double, torch.complex(X, X + 1) * 2)
+        torch.testing.assert_close(z, torch.complex(X, X + 1))
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_a_buffer_with_the_negative_bit(backend: str) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("part", torch.complex(X, X + 1).conj().imag)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.part + 1).sin()
+
+    model = Model()
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(X), model(X))
+        model.part.mul_(2)
+        torch.testing.assert_close(compiled(X), model(X))
+
+
+def test_an_exported_graph_tells_a_conjugate() -> None:
+    model = lambda z: (z.imag * 2 + z.real, z.is_conj())
+    compiled = tov.compile(model, backend="export", options={"min_partition_us": 0})
+    z = torch.complex(X, X + 1)
+    with torch.no_grad():
+        for value in (z, z.conj(), z, z.conj().imag + z):
+            torch.testing.assert_close(compiled(value), model(value))

@@ -219,3 +219,40 @@ def test_other_backends(backend: str, mode: str) -> None:
             for _ in range(2):
                 assert_same(compiled(*args), model(*args))
         assert compiled.report.summary.coverage == 1.0 or compiled.report.fallbacks
+
+
+class Computed(Classifier):
+    """Bags whose offsets are computed inside of the graph."""
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        return super().forward(indices, offsets * 2)
+
+
+@each_mode
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", [Classifier, Computed])
+def test_offsets_outside_the_elements(mode: str, last: bool, dynamic: bool, kind: type[Classifier]) -> None:
+    model = kind(mode=mode, include_last_offset=last).eval()
+    compiled = tov.compile(model, dynamic=dynamic)
+    with torch.no_grad():
+        for offsets in ([0, 1, 2], [0, 2, 4], [0, 0, 4], [0, 1, 1], [2, 2, 4], [0, 1, 10**6], [0, -1, 2], [4, 4, 4]):
+            indices, starts = I([1, 2, 3, 4, 5, 6, 7, 8]), I(offsets)
+            try:
+                expected = model(indices, starts)
+            except (IndexError, RuntimeError) as error:
+                with pytest.raises(type(error)):
+                    compiled(indices, starts)
+                continue
+            if min(offsets) >= 0:
+                # Of bags that end before they begin, eager's kernel reads where it has nothing to read.
+                assert_same(compiled(indices, starts), expected)
+
+
+def test_constant_offsets_outside_the_elements() -> None:
+    model, offsets = Classifier().eval(), I([0, 2, 6])
+    compiled = tov.compile(lambda indices: model(indices, offsets + 0), dynamic=False)
+    with torch.no_grad():
+        assert_same(compiled(I([1, 2, 3, 4, 5, 6, 7])), model(I([1, 2, 3, 4, 5, 6, 7]), offsets))
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(I([1, 2, 3]))

@@ -176,3 +176,35 @@ def test_pictures_in_bytes_are_resized_exactly(mode: str, how: dict[str, Any], l
         return nn.functional.interpolate(x, mode=mode, **how)
 
     assert tov.compile(resized, options={"min_partition_us": 0})(x).equal(resized(x))
+
+
+@pytest.mark.parametrize("backend", ("openvino", "export"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize(
+    ("sizes", "factor"),
+    [((4,), 2.2), ((32,), 2.004), ((7, 7), 1.1), ((3, 100), 2.004), ((2, 2), 2.3), ((4, 4, 4), 1.2)],
+)
+def test_factors_on_which_torch_s_kernels_disagree(
+    sizes: tuple[int, ...], factor: float, dtype: torch.dtype, backend: str
+) -> None:
+    x = torch.arange(3 * int(np.prod(sizes))).reshape(1, 3, *sizes).to(dtype)
+    for layout in (torch.contiguous_format, *([torch.channels_last] if len(sizes) == 2 else [])):
+        checked(Nearest(factor), x.contiguous(memory_format=layout), backend=backend)
+
+
+@pytest.mark.parametrize("factor", [1.25, 1.5, 2.25, 3.0])
+def test_factors_on_which_torch_s_kernels_disagree_at_sizes_of_any_call(factor: float) -> None:
+    model = Nearest(factor)
+    compiled = tov.compile(model, dynamic=True)
+    for size in (2, 4, 7, 16, 3):
+        x = torch.randn(2, 3, size, size + 1)
+        assert_same(compiled(x), model(x), strides=False)
+
+
+class Nearest(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.interpolate(x * 2, scale_factor=self.factor, mode="nearest") * 1

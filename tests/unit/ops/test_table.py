@@ -185,3 +185,27 @@ def test_the_sign_of_zero(name: str, how: dict[str, Any]) -> None:
             assert torch.equal(torch.signbit(got), torch.signbit(expected))
             torch.testing.assert_close(got, expected)
     assert compiled.report.summary.coverage == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_many_indices_are_filled_without_comparing_each_with_each(dtype: torch.dtype, dynamic: bool) -> None:
+    x, value = torch.randn(2, 300_000).to(dtype), torch.tensor(1)
+    index = torch.randint(-300_000, 300_000, (200_000,))
+    model = lambda x, i, v: (x.index_fill(1, i, 1), x.index_fill(-1, i, v), x.t().index_fill(0, i[:5], 0))
+    compiled = check(model, x, index, value, strides=False, dynamic=dynamic, options=ALL)
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, torch.where(index == index[7], 300_000, index), value)
+
+
+def test_windows_that_are_too_many_copies_are_eager_s() -> None:
+    x = torch.randn(2**16)
+    model = lambda x: (x * 2).unfold(0, 1024, 1).amax(-1)
+    compiled = check(model, x, options=ALL, coverage=None, fallbacks={"unsupported_op": 1})
+    assert "too many copies" in compiled.report.fallbacks[0].reason
+    check(lambda x: (x * 2).unfold(0, 8, 1).amax(-1), x)
+
+
+def test_bins_that_are_too_many_comparisons_are_eager_s() -> None:
+    x = torch.randn(2**10)
+    check(lambda x: torch.histc(x, 2**15, -1, 1), x, options=ALL, coverage=0.0, fallbacks={"unsupported_op": 1})

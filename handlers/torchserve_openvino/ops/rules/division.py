@@ -41,19 +41,13 @@ declare(
 )
 
 
-def _rounds_right(x: Any, y: Any, least: float = 1.0) -> bool:
-    """Returns whether OpenVINO's own division is exact: of integers (`int_range` limits these), and by powers of 2.
-
-    Args:
-        x: What is divided.
-        y: By which.
-        least: The smallest such power: for a remainder 1, as a large number divided by a smaller one is infinite.
-    """
+def _rounds_right(x: Any, y: Any) -> bool:
+    """Returns whether OpenVINO's own division is exact: of integers (`int_range` limits these), and by powers of 2."""
     if not any(
         operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float) for operand in (x, y)
     ):
         return True
-    return isinstance(y, (int, float)) and abs(y) >= least and math.frexp(abs(y))[0] == 0.5
+    return isinstance(y, (int, float)) and math.frexp(abs(y))[0] == 0.5
 
 
 def _few(x: Any, y: Any) -> bool:
@@ -72,10 +66,8 @@ def _inexact_quotient(node: Node) -> str | None:
 
 def _rounded_quotient(node: Node) -> str | None:
     """Returns why OpenVINO's own remainder or floor division is not exact, or None."""
-    divides = node.target is aten.div.Tensor_mode
-    floor = not divides or node.kwargs.get("rounding_mode") == "floor"
-    x, y = _operands(node)
-    if not floor or _rounds_right(x, y, 0.0 if divides else 1.0):
+    floor = node.target is not aten.div.Tensor_mode or node.kwargs.get("rounding_mode") == "floor"
+    if not floor or _rounds_right(*_operands(node)):
         return None
     return "OpenVINO rounds the quotient (1.0 // 0.1 is 10 there, 9 in torch)"
 
@@ -127,7 +119,7 @@ def _remainder(x: Any, y: Any) -> Tensor:
 
 def _floor_divide(x: Any, y: Any) -> Tensor:
     """Floor-divides float32 (torch rounds each step in float16); declines where OpenVINO is exact or eager faster."""
-    if isinstance(x, Tensor) and x.is_floating_point() and isinstance(y, (int, float)) and _rounds_right(x, y, 0.0):
+    if isinstance(x, Tensor) and x.is_floating_point() and isinstance(y, (int, float)) and _rounds_right(x, y):
         # Of infinity there is no remainder.
         return torch.where(x.isinf(), math.nan, torch.floor(torch.div(x, y)))
     both = _converted(x, y, torch.float32)
@@ -163,7 +155,7 @@ def _divide(x: Any, y: Any, *, rounding_mode: str | None = None) -> Tensor:
 
 
 def _divide_traced(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
-    floor = rounding_mode == "floor" and not _rounds_right(x, y, 0.0)
+    floor = rounding_mode == "floor" and not _rounds_right(x, y)
     return NotImplemented if floor else _divide(x, y, rounding_mode=rounding_mode)
 
 
