@@ -99,4 +99,4 @@ def _loaded(folder: str, kind: Any) -> Any:
 
 def text_of(tokens: list[int]) -> str:
     """The text of tokens, without half a character at the end."""
-    return tokenizer().decode(tokens, skip_special_tokens=True).removesuffix("\ufffd")
+    return tokenizer().decode(tokens, skip_special_tokens=True).rstrip("\ufffd")

@@ -501,3 +501,14 @@ def test_pieces_reach_their_own_client_though_two_have_one_id() -> None:
         message = create_predict_response([text], {0: ids[name]}, "", 200, context)
         context.cl_socket.sendall(message)
     assert got == {"a": [b"first"], "b": [b"second"]}
+
+
+@pytest.mark.parametrize("keeps_idle", [True, False])
+def test_a_host_that_starts_workers_again_says_that_they_do_not_end(tmp_path: Path, keeps_idle: bool) -> None:
+    path = archive(tmp_path, "idle", config=CONFIG.replace("{openvino: {", "{openvino: {keep: 10m, "))
+    folders = list(sys.path)
+    try:
+        made = ArchiveService(path, lambda *_: None, workers=1, keeps_idle=keeps_idle)
+    finally:
+        sys.path[:] = folders
+    assert ("keep has no effect" in str(made.describe()["notes"])) == keeps_idle

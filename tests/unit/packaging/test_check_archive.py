@@ -224,3 +224,14 @@ def test_an_archive_without_weights_is_no_error_but_said(made, tmp_path: Path) -
     handler = str(handlers()["tensor"])
     arguments = ["--version", "1.0", "--model-file", str(tmp_path / "model.py"), "--handler", handler]
     assert "maybe random" in run("check", run_archiver(arguments, "bare", tmp_path), code=0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["handle = Mine().handle", "from mine_too import handle", "import mine_too as handle", "first, handle = 1, print"],
+)
+def test_a_handle_that_is_no_function_of_the_file_counts(made, line: str) -> None:
+    problem = "or a function handle"
+    assert problem in run("check", made(handler=f"{MINE}class Other:\n    pass\n"), code=1)
+    found = CliRunner().invoke(app, ["check", str(made(handler=f"{MINE}class Other:\n    pass\n{line}\n"))])
+    assert problem not in " ".join(found.output.split())

@@ -350,3 +350,43 @@ def test_a_model_that_the_compiler_does_not_survive_is_an_error_that_says_so(
     text = " ".join(result.output.split())
     assert result.exit_code == 1 and not (tmp_path / "deadly.mar").exists()
     assert "compiler died (SIGFPE) compiling graph 0 / openvino_0" in text and "doctor --bisect" in text
+
+
+def test_files_of_one_name_are_refused(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    result = package(*options(sources, tmp_path / "store"), "--extra-files", tmp_path / "model.py")
+    assert result.exit_code != 0 and "would be one file in the archive" in " ".join(result.output.split())
+    assert package(*options(sources, tmp_path / "store"), "--extra-files", sources / "model.py").exit_code == 0
+
+
+def test_brackets_in_names_are_no_patterns_and_a_comma_is_refused(sources: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "of [a] user*"
+    folder.mkdir()
+    (folder / "a[1].txt").write_text("a")
+    result = package(*options(sources, tmp_path / "store"), "--extra-files", folder / "a[1].txt")
+    assert result.exit_code == 0, result.output
+    assert "a[1].txt" in names_in(tmp_path / "store" / "small.mar")
+    (sources / "with, comma.json").write_text("[[1, 2, 3, 4]]")
+    try:
+        (tmp_path / "model-config.yaml").write_text(CONFIG)
+        result = package(
+            *options(sources, tmp_path / "other", config=tmp_path / "model-config.yaml"),
+            "--sample", sources / "with, comma.json",
+        )  # fmt: skip
+        assert result.exit_code == 1 and "comma" in result.output
+    finally:
+        (sources / "with, comma.json").unlink()
+
+
+def test_one_sample_as_text(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text("[[1, 2, 3, 4]]")
+    (tmp_path / "model-config.yaml").write_text(f"{CONFIG.rstrip()[:-1]}, samples: request.json}}\n")
+    result = package(*options(sources, tmp_path / "store", config=tmp_path / "model-config.yaml"))
+    assert result.exit_code == 0, result.output
+    assert "request.json" in names_in(tmp_path / "store" / "small.mar")
+
+
+def test_calibration_without_a_method_is_refused(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    result = package(*options(sources, tmp_path / "store"), "--calibration", tmp_path / "data")
+    assert result.exit_code == 1 and "--calibration needs --quantize" in " ".join(result.output.split())

@@ -199,3 +199,21 @@ def test_links_of_the_hubs_own_cache_are_followed(saved: Path, tmp_path: Path) -
     (snapshot / "vocab.txt").symlink_to(other / "config.json")
     with pytest.raises(PackagingError, match=r"vocab\.txt"):
         hub_model(snapshot, None)
+
+
+def test_an_index_of_files_that_are_not_packaged_stays_behind(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    for name, shard in (("model.safetensors", "model-1-of-1.safetensors"), ("pytorch_model.bin", "x.bin")):
+        (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a": shard}}))
+    names = {str(path) for path in hub_model(folder, None).files}
+    assert "model.safetensors" in names and not [name for name in names if name.endswith(".index.json")]
+    (folder / "model.safetensors").rename(folder / "model-1-of-1.safetensors")
+    keys = dict.fromkeys(load_file(folder / "model-1-of-1.safetensors"), "model-1-of-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": keys}))
+    names = {str(path) for path in hub_model(folder, None).files}
+    assert {"model-1-of-1.safetensors", "model.safetensors.index.json"} <= names
+    assert "pytorch_model.bin.index.json" not in names
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    with pytest.raises(PackagingError, match=r"model\.safetensors\.index\.json is damaged"):
+        hub_model(folder, None)

@@ -106,3 +106,37 @@ def test_targets_for_autoscalers() -> None:
     assert targets["keda"]["metadata"]["threshold"] == "28"
     assert targets["ray"] == {"autoscaling_config": {"target_ongoing_requests": 1.4}, "max_ongoing_requests": 8}
     assert targets["ready_seconds"] == 12.3
+
+
+def test_options_that_mean_nothing_beside_it(results: Path, tmp_path: Path) -> None:
+    for option in (
+        ["--extra-files", str(results)],
+        ["--quantize", "int8"],
+        ["--model-name", "net"],
+        ["--bundle-package"],
+    ):
+        said = run("package", "--tuned", results, "--export-path", tmp_path / "store", *option, code=2)
+        assert f"{option[0]} and --tuned exclude each other" in said.replace("│ ", "").replace(" │", "")
+    assert "--level needs --precompile" in run("package", "--tuned", results, "--level", "avx2", code=2)
+
+
+def test_compiled_graphs_are_those_of_the_configuration_that_was_found(results: Path, tmp_path: Path) -> None:
+    (results / "model-config.yaml").write_text(
+        "batchSize: 4\npt2: {compile: {enable: true, backend: openvino}}\n"
+        "handler: {openvino: {warmup: {inputs: [{shape: [4]}], batch_sizes: [4]}}}\n"
+    )
+    run("package", "--tuned", results, "--export-path", tmp_path / "store", "--precompile")
+    first = package_check(tmp_path / "store" / "net.mar")
+    assert first["start"] == "warm"
+    # What was tuned had graphs of its own, for other sizes: they do not stay.
+    write(results, archive=str(tmp_path / "store" / "net.mar"))
+    config = (results / "model-config.yaml").read_text()
+    (results / "model-config.yaml").write_text(config.replace("batch_sizes: [4]", "batch_sizes: [2]"))
+    run("package", "--tuned", results, "--export-path", tmp_path / "again")
+    again = package_check(tmp_path / "again" / "net.mar")
+    assert again["start"] == "warm" and not again["reasons"]
+
+
+def package_check(archive: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(CliRunner().invoke(app, ["package", "--check", str(archive), "--json"]).stdout)
+    return found

@@ -103,3 +103,16 @@ def test_a_size_that_the_yaml_leaves_out_is_padded_to_one_that_is_compiled(archi
         made.handle(handler, *ROWS[:rows])
         assert [made.status(place) for place in range(rows)] == [200] * rows
     assert handler.describe_handle()["serving"]["compiles_after_ready"] == 0
+
+
+def test_requests_that_together_are_no_compiled_size_run_apart(archive) -> None:
+    section = {"warmup": {"inputs": [{"shape": [4]}], "batch_sizes": [1, 2]}, "batching": {"mode": "exact"}}
+    made, handler = served(archive, SeveralRows, 1, 4, **section)
+    for counts in ([2, 1, 2], [2, 2], [1, 1, 1], [1, 2, 1, 1]):
+        rows = iter(ROWS * 2)
+        bodies = [b",".join(next(rows) for _ in range(count)) for count in counts]
+        answers = made.handle(handler, *bodies)
+        for got, expected in zip(answers, eager_answer(SeveralRows, handler, *bodies), strict=True):
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+    serving = handler.describe_handle()["serving"]
+    assert serving["compiles_after_ready"] == 0 and not serving["counts"].get("outside_compiled")

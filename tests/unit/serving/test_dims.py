@@ -70,7 +70,7 @@ REFUSED = [
     (request([[1] * 17]), "sequence is 17; this model takes 1 to 16"),
     (request([[1, 50]]), "values must be below 50"),
     (request([[-1]]), "the least value is 0"),
-    (request([[1.5, 2.0]]), "input ids is [1, 2] float32"),
+    (request([[1.5, 2.0]]), "input ids is [1, 2] float64"),
     (request([1, 2]), "input ids is [2] int64"),
     ({"inputs": {"ids": [[1, 2]], "mask": [[1, 1, 1]]}}, "where sequence is 2 in another input"),
     ({"inputs": {"mask": [[1, 1]]}}, "'ids' is missing"),
@@ -194,3 +194,25 @@ def test_padding_that_changes_small_numbers_is_refused_at_load(archive) -> None:
     made = archive(config, model_file=SMALL, weights=save_small)
     with pytest.raises(ModelLoadError, match="changes when sequence is padded"):
         TensorHandler().initialize(made.context)
+
+
+MULTIPLES = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, mask):
+        if x.shape[1] % 16:
+            raise ValueError("takes multiples of 16")
+        return (x * mask).cumsum(1)
+"""
+
+
+@pytest.mark.parametrize("sizes", [[32, 64], [16, 64]])
+def test_a_model_of_multiples_only_is_tried_with_one(archive, sizes) -> None:
+    inputs = [{"name": "x", "shape": ["length"]}, {"name": "mask", "shape": ["length"], "mask": True}]
+    section = {"warmup": {"inputs": inputs}, "batching": {"dims": {"length": sizes}}}
+    made = archive({"handler": {"openvino": section}}, model_file=MULTIPLES, weights=None, batch_size=1)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    (answer,) = made.handle(handler, {"inputs": {"x": [[1.0] * (sizes[0] - 3)]}})
+    assert answer == [[float(n + 1) for n in range(sizes[0] - 3)]]

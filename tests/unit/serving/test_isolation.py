@@ -315,3 +315,15 @@ def test_the_status_of_a_failed_batch_is_not_that_of_its_good_items(archive) -> 
     handler = started(Spreading(), made)
     made.handle(handler, b"0.5,-1,2,0.1", b"no number", b"1,2,3,4")
     assert [made.status(i) for i in range(3)] == [200, 500, 200]
+
+
+def test_a_part_of_an_instance_that_is_no_base64_is_refused_alone(archive) -> None:
+    made = archive(weights=save_weights, batch_size=2)
+    handler = started(Mine(), made)
+    (answer,) = enveloped(
+        made, JSONEnvelope, handler,
+        {"instances": [{"body": {"b64": "%%%"}}, {"body": {"b64": base64.b64encode(b"0.5,-1,2,0.1").decode()}}]},
+    )  # fmt: skip
+    first, second = json.loads(answer)["predictions"]
+    assert made.status(0) == 207 and isinstance(second, int)
+    assert first["code"] == 400 and "not base64" in first["message"]

@@ -102,3 +102,14 @@ def test_one_dimension_may_be_left_open_where_the_protocol_leaves_it_open() -> N
 def test_ragged_lists_have_no_shape() -> None:
     with pytest.raises(NotRectangularError, match="1 to 2 values"):
         flatten([[1, 2], [3]])
+
+
+@pytest.mark.parametrize("shape", [[2, 3, 4], [24, 1, 1], [1, 24], [1] * 60 + [24], [4, 6, 1, 1], []])
+def test_values_become_lists_of_a_shape(shape: list[int]) -> None:
+    values = list(range(math.prod(shape)))
+    assert np.array_equal(np.array(nested(values, shape)), np.arange(len(values)).reshape(shape))
+
+
+def test_a_shape_of_many_more_lists_than_values_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="1000 values of shape .* are 60000 lists; the most is"):
+        nested([0] * 1000, [1000] + [1] * 60)

@@ -10,6 +10,7 @@ from serving_worker import ROWS, WARMUP, close, save_weights
 
 from torchserve_openvino import OpenVINOHandler
 from torchserve_openvino.bench.bodies import read_folder
+from torchserve_openvino.cache.open import PRECOMPILE_ENV
 from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.errors import ConfigError, ModelLoadError
 from torchserve_openvino.packaging.archive import files_named_by
@@ -160,3 +161,25 @@ def test_requests_to_other_urls_are_not_kept(archive, tmp_path) -> None:
     made.handle_with(handler, [ROWS, ROWS, ROWS], headers)
     found = counts(handler)
     assert (found["kept"], found["dropped"]) == (1, 2) and "another URL" in found["reason"]
+
+
+def test_half_a_surrogate_pair_is_kept_as_json(archive, tmp_path) -> None:
+    kept = tmp_path / "kept"
+    made, handler = started(archive, kept, kind=Echo)
+    made.handle(handler, "\ud83d", "text")
+    assert counts(handler)["kept"] == 2
+    contents = {path.suffix: path.read_bytes() for path in kept.iterdir() if not path.name.startswith(".")}
+    assert json.loads(contents[".json"]) == "\ud83d" and contents[".txt"] == b"text"
+
+
+class Echo(TensorHandler):
+    """Answers any text."""
+
+    def decode(self, item: Any) -> Any:
+        return super().decode({"body": ROWS})
+
+
+def test_a_worker_that_packages_records_nothing(archive, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRECOMPILE_ENV, str(tmp_path / "cache"))
+    _, handler = started(archive, tmp_path / "kept")
+    assert handler._openvino.recorder is None and not (tmp_path / "kept").exists()

@@ -17,6 +17,7 @@ from torchserve_openvino.config import load_serving_config
 from torchserve_openvino.config.sections.task_sections import ImageSection
 from torchserve_openvino.errors import ConfigError, InexactValueError, WeightsReleasedError
 from torchserve_openvino.serving import threads
+from torchserve_openvino.serving.loading.labels import labeled
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.image_classifier import ImageClassifier
 from torchserve_openvino.tasks.picture_transforms import to_tensor
@@ -176,3 +177,8 @@ def test_labels_name_the_classes(archive, tmp_path) -> None:
     (answer,) = made.handle(handler, photos()[0])
     expected = probabilities(photos()[0])
     assert list(answer) == [f"class {max(expected, key=expected.__getitem__)}"]
+
+
+def test_a_class_without_a_label_is_named_by_its_number() -> None:
+    assert labeled([[0.6, 0.4]], {"3": "cat"}, [[3, 7]]) == [{"cat": 0.6, "7": 0.4}]
+    assert labeled([[0.6, 0.4]], None, [[3, 7]]) == [{"3": 0.6, "7": 0.4}]

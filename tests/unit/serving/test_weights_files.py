@@ -261,3 +261,19 @@ def test_the_yaml_is_read(archive: Any) -> None:
     misspelt = archive({"handler": {"openvino": {"weights": {"strip_prefx": "a"}}}}, weights=write)
     with pytest.raises(ModelLoadError, match="Did you mean 'strip_prefix'"):
         TensorHandler().initialize(misspelt.context)
+
+
+def test_tensors_that_safetensors_leaves_out_are_those_they_are_tied_to(tmp_path: Path) -> None:
+    from safetensors.torch import save_model
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.last.weight = self.first.weight
+
+    model, other = Tied(), Tied()
+    path = tmp_path / "weights.safetensors"
+    save_model(model, str(path))
+    load_weights(other, path, WeightsSection())
+    assert torch.equal(other.first.weight, model.first.weight) and other.last.weight is other.first.weight

@@ -1,8 +1,11 @@
 """The engine `compile`: models that OpenVINO GenAI does not take, by graphs of their own; against transformers."""
 
+import gc
 import json
 import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,9 @@ from torchserve_openvino.generation.compiled.hf_adapter import with_compiled_for
 from torchserve_openvino.generation.text.choosing import choose
 from torchserve_openvino.generation.text.compiled_steps import places_of
 from torchserve_openvino.generation.text.eager import EagerEngine, EagerSteps
-from torchserve_openvino.generation.text.engine import Piece, Sampling
+from torchserve_openvino.generation.text.engine import Piece, Sampling, StepLimits
 from torchserve_openvino.generation.text.rules import Rules
+from torchserve_openvino.generation.text.stepping_engine import SteppingEngine
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.threads import plan_threads
 from torchserve_openvino.serving.worker_context import WorkerContext
@@ -303,3 +307,82 @@ def test_lengths() -> None:
     assert places_of(tiny("mistral").config, 500) == 500, "the window is kept to"
     with pytest.raises(ConfigError, match="was made for 64 tokens .max_position_embeddings.: set 64 or less"):
         places_of(seq2seq("bart").config, 65)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_without_a_mask_padding_of_the_graphs_is_not_attended_to(kind: str, served: Callable[[str], Served]) -> None:
+    one = served(kind)
+    ids, start = torch.tensor(prompts(9)), torch.tensor([[one.model.config.decoder_start_token_id]])
+    with torch.no_grad():
+        expected = one.model(input_ids=ids, decoder_input_ids=start).logits[:, -1]
+        for how in ({"input_ids": ids}, {"encoder_outputs": one.model.get_encoder()(input_ids=ids)}):
+            got = one.face(decoder_input_ids=start, **how).logits[:, -1]
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+class Steps:
+    """Steps of a made-up model: the most probable token is always the same one."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[Any]] = []
+
+    def begin(self, prompt: Any) -> Any:
+        work = Work(prompt)
+        self.made.append(weakref.ref(work))
+        return work
+
+
+class Work:
+    def __init__(self, prompt: Any) -> None:
+        self.tokens = list(prompt)
+
+    def advance(self) -> torch.Tensor:
+        return torch.tensor([0.0, 2.0, 3.0, 1.0, 1.0])
+
+
+LIMITS = StepLimits(64, 9, frozenset({1}), 4, 5)
+
+
+def first_of(engine: SteppingEngine, **how: Any) -> list[int]:
+    return tokens(list(engine.submit([3], Sampling(2, **how))))
+
+
+def test_rules_hold_beyond_the_end_and_not_for_the_proof() -> None:
+    def rule(seen: Any, generated: int, most: int, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(0, torch.tensor([2]), -torch.inf)
+
+    engine = SteppingEngine(Steps(), LIMITS, rule)
+    try:
+        assert first_of(engine) == [1]
+        assert first_of(engine, ignore_eos=True) == [1, 1]
+        assert first_of(engine, ignore_eos=True, bare=True) == [2, 2]
+    finally:
+        engine.close()
+
+
+def test_a_sequence_that_has_ended_keeps_no_cache() -> None:
+    steps = Steps()
+    engine = SteppingEngine(steps, LIMITS)
+    try:
+        streams = [engine.submit([3], Sampling(2)) for _ in range(3)]
+        read = [list(stream) for stream in streams]
+        for _ in range(100):
+            gc.collect()
+            if not any(work() for work in steps.made):
+                break
+            time.sleep(0.05)
+        assert len(read) == len(streams) == 3 and not any(work() for work in steps.made)
+    finally:
+        engine.close()
+
+
+def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+    engine = SteppingEngine(Steps(), LIMITS)
+    try:
+        # Of the two most probable tokens, the first alone has 73 %: of all of them it would have 58 %.
+        how = {"temperature": 1.0, "top_k": 2}
+        assert {token for seed in range(40) for token in first_of(engine, **how, top_p=0.7, seed=seed)} == {2}
+        assert {token for seed in range(40) for token in first_of(engine, **how, seed=seed)} == {1, 2}
+    finally:
+        engine.close()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from chat_models import PROMPTS, eager_tokens, text_of
 from torchserve_openvino.cli import app
 from torchserve_openvino.errors import ConfigError, ModelLoadError, VerificationError
+from torchserve_openvino.generation.text.engine import Sampling
 from torchserve_openvino.packaging.precompile import PACKAGED_FOLDER
 from torchserve_openvino.serving.loading.archive_manifest import MANIFEST
 from torchserve_openvino.tasks.generation.generator import TextGenerator
@@ -84,6 +86,7 @@ def test_the_report_says_what_ran_where_and_how_it_was_compared(served: Any, fol
     assert generate["tokens_compared"] == generate["tokens_equal"] == 12 and generate["first_difference"] is None
     assert generate["properties"]["INFERENCE_NUM_THREADS"] == str(report["config"]["threads"]["openvino_threads"])
     assert report["config"]["backend"] == "genai" and report["serving"]["compiles_after_ready"] == 0
+    assert generate["now"]["generated_tokens"] == generate["now"]["prompt_tokens"] == 0, "the proof is no traffic"
     assert worker({"prompt": "Hello", "max_tokens": 9})["text"] == text_of(eager_tokens(folder, "Hello", 9))
     # Eager PyTorch's copy of the weights is not there.
     assert not hasattr(worker.handler.eager_model, "parameters")
@@ -201,3 +204,27 @@ def test_an_archive_starts_with_what_was_exported_for_it(folder: Path, tmp_path:
         assert report["cache"]["traces"] == 0 and report["generate"]["model_from_cache"]
     finally:
         handler.engine.close()
+
+
+@pytest.mark.slow
+def test_what_genai_does_not_do_of_generation_config_is_done_or_said(served: Any, folder: Path, tmp_path: Path) -> None:
+    demanding = Path(shutil.copytree(folder, tmp_path / "demanding"))
+    path = demanding / "generation_config.json"
+    config = json.loads(path.read_text()) | {"no_repeat_ngram_size": 1, "guidance_scale": 2.0}
+    path.write_text(json.dumps(config))
+    for engine in (None, "genai"):
+        made = Served(tmp_path / str(engine), demanding, generate={"engine": engine} if engine else {})
+        try:
+            report = made.handler.describe_handle()
+            said = "no_repeat_ngram_size has no effect with OpenVINO GenAI" in str(report["notes"])
+            assert (report["generate"]["engine"], said) == ((engine or "compile"), engine == "genai")
+            assert ("no_repeat_ngram_size" in report["generate"]["why"]) == (engine is None)
+            assert "guidance_scale has no effect" in str(report["notes"])
+            now = report["generate"]["now"]
+            assert now["generated_tokens"] == now["prompt_tokens"] == 0, "the proof is no traffic"
+            if engine is None:
+                pieces = made.handler.engine.submit([5, 6, 7], Sampling(9, ignore_eos=True))
+                found = [token.id for piece in pieces for token in piece.tokens]
+                assert len({5, 6, 7, *found}) == 3 + 9, "no token comes twice"
+        finally:
+            made.close()

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -122,5 +123,40 @@ def test_tokens_come_with_their_text() -> None:
 def test_of_tokens_with_one_text_the_most_probable_one_is_listed() -> None:
     asked = GenerationRequest("completion", ())
     placed = PlacedToken(GeneratedToken(1, -0.1, ((1, -0.1), (2, -2.0), (3, -3.0))), 0, "x")
-    found = Completion(asked, "net", lambda tokens: "y" if tokens == [3] else "x")._by_text(placed)
+    found = Completion(asked, "net", lambda token: "y" if token == 3 else "x")._by_text(placed)
     assert found == {"x": -0.1, "y": -3.0}
+
+
+class Bytes:
+    """Decodes as Llama's tokenizer does: a space before each word, dropped at the beginning; a token for each byte."""
+
+    WORDS = ("", "\u2581one", "\u2581two", "s")
+
+    @classmethod
+    def decode(cls, tokens: Sequence[int]) -> str:
+        raw = b"".join(bytes([t - 100]) if t >= 100 else cls.WORDS[t].replace("\u2581", " ").encode() for t in tokens)
+        text = "".join(cls._characters(raw))
+        return text.removeprefix(" ")
+
+    @staticmethod
+    def _characters(raw: bytes) -> Iterator[str]:
+        # As decoders of `tokenizers` do: what is no character is one broken one for each byte.
+        try:
+            yield raw.decode()
+        except UnicodeDecodeError as error:
+            yield raw[: error.start].decode()
+            yield from "\ufffd" * (len(raw) - error.start)
+
+
+def test_characters_of_several_byte_tokens_and_spaces_at_the_beginning() -> None:
+    face = [100 + byte for byte in "🙂".encode()]
+    for before, start in ((), ""), ((1,), " "):
+        for tokens, expected in (([2, 3], "twos"), ([2, *face, 3, *face, 1], "two🙂s🙂 one"), (face, "🙂")):
+            writer = TextWriter(Bytes.decode, (), before)
+            pieces = []
+            for token in tokens:
+                writer.add(GeneratedToken(token))
+                pieces.append(writer.take().text)
+            writer.end()
+            text = "".join([*pieces, writer.take().text])
+            assert text == (start if tokens[0] < 100 else "") + expected and "\ufffd" not in text

@@ -146,3 +146,10 @@ def test_every_version_of_npy_is_read(version) -> None:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.arange(6.0).reshape(2, 3), version=version)
     assert parse(buffer.getvalue(), 1 << 20).positional[0].shape == (2, 3)
+
+
+def test_numbers_keep_what_the_declared_type_can_hold() -> None:
+    exact = 16777217.0
+    assert float(parse([[exact, 0.5]], LIMIT).positional[0][0, 0]) != exact
+    assert float(parse([[exact, 0.5]], LIMIT, torch.float64).positional[0][0, 0]) == exact
+    assert parse([[1, 2]], LIMIT, torch.float64).positional[0].dtype is torch.int64

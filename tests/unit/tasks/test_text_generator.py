@@ -310,3 +310,39 @@ def test_a_stream_that_fails_after_its_beginning_ends_with_the_error(
 def test_there_are_no_explanations(worker: Talker) -> None:
     worker.made.handle(worker.handler, {"prompt": "Hello"}, explain="True")
     assert worker.status() == 501
+
+
+def test_a_stream_that_breaks_off_is_counted_and_logged(
+    worker: Talker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode, calls = worker.handler._reader.decode, []
+
+    def fails_later(tokens: Any) -> str:
+        calls.append(tokens)
+        if len(calls) > 12:
+            raise OverflowError("no such token")
+        return decode(tokens)
+
+    before = worker.handler.describe_handle()["serving"]["counts"].get("refused_500", 0)
+    monkeypatch.setattr(worker.handler._reader, "decode", fails_later)
+    worker.ask(COMPLETION, {"prompt": "Hello", "temperature": 0, "max_tokens": 60, "stream": True})
+    monkeypatch.undo()
+    worker.streamed()
+    assert worker.handler.describe_handle()["serving"]["counts"]["refused_500"] == before + 1
+    assert "is answered with 500" in caplog.text
+
+
+def test_the_last_piece_of_a_short_stream_does_not_wait_for_the_longest(worker: Talker) -> None:
+    bodies = [{"prompt": "Hello", "max_tokens": most, "stream": True, "ignore_eos": True} for most in (2, 40)]
+    (short, _) = worker.ask(COMPLETION, *bodies)
+    worker.streamed()
+    # Everything was sent while the other one went on.
+    assert short == ""
+
+
+def test_negative_seeds_and_the_drawn_token_among_the_most_probable(worker: Talker) -> None:
+    body = {"prompt": "Hello", "max_tokens": 8, "temperature": 2.0, "seed": -(2**63), "logprobs": 1}
+    (choice,), (again,) = (answer["choices"] for answer in worker.ask(COMPLETION, body, body))
+    assert choice["text"] == again["text"]
+    for token, top in zip(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True):
+        assert token in top

@@ -435,6 +435,14 @@ def test_lengths_lie_close_together_by_default(tmp_path, limit, lengths) -> None
     assert worker.handler.config.openvino.batching.dims == {"sequence": lengths}
 
 
+def test_lengths_that_clients_would_have_to_know_are_refused(tmp_path) -> None:
+    with pytest.raises(ModelLoadError, match=r"batching\.mode: exact would take texts of the compiled lengths only"):
+        Worker(
+            tmp_path / "archive", HANDLERS["text_classifier"], text_model("text_classifier", tmp_path / "saved"),
+            {"batching": {"mode": "exact"}},
+        )  # fmt: skip
+
+
 def test_lengths_beyond_the_model_are_refused(tmp_path) -> None:
     folder = text_model("text_classifier", tmp_path / "short")
     with pytest.raises(ModelLoadError, match=r"max_tokens is 200.*takes 128"):

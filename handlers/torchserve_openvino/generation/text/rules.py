@@ -24,6 +24,7 @@ UNSUPPORTED = (
     "sequence_bias", "watermarking_config",
 )  # fmt: skip
 _NEUTRAL: tuple[Any, ...] = (None, 0, 1, 1.0, [], {})
+_ABSENT: tuple[Any, ...] = (None, 0, [])
 
 
 def demanded(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
@@ -37,7 +38,7 @@ def demanded(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
         config = read_json_object(path) if path.is_file() else {}
     except (OSError, JsonError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}.") from error
-    return tuple(name for name in names if config.get(name) not in _NEUTRAL)
+    return tuple(name for name in names if config.get(name) not in (_ABSENT if name in APPLIED else _NEUTRAL))
 
 
 class Rules:

@@ -4,8 +4,9 @@ Nothing is assumed: items may be joined in a batch, and a batch padded, only whe
 same alone and together; a sequence may be padded only where eager's answer, cut back, is the same as without padding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -91,17 +92,18 @@ def probe_dims(model: Callable[..., Any], inputs: DeclaredInputs, smallest: Sign
     axes: Axes = {}
     unsafe: dict[str, str] = {}
     for name, sizes in inputs.dims.items():
-        size = next((s for s in sizes if s > 1), None)
-        if size is None:
-            continue
-        shorter = (Signature(smallest.batch, {**smallest.dims, name: n}) for n in _shorter(size))
-        calls = {signature.dims[name]: inputs.make(signature) for signature in shorter}
+        tried: dict[int, str] = {}
         # A network may have a least length, or take multiples of 16 or 32 only.
-        length = next((n for n, call in calls.items() if not refusal(model, call)), None)
-        if length is None:
-            unsafe[name] = f"eager PyTorch takes none of {list(calls)}: {refusal(model, calls[max(calls)])}"
+        for padded_to, length in _padded(sizes):
+            call = inputs.make(Signature(smallest.batch, {**smallest.dims, name: length}))
+            if not (why := refusal(model, call)):
+                size = padded_to
+                break
+            tried[length] = why
+        else:
+            if tried:
+                unsafe[name] = f"eager PyTorch takes none of {sorted(tried)}: {tried[max(tried)]}"
             continue
-        call = calls[length]
         # `fit` pads the same call to the compiled length, as it does with a request.
         fitted = inputs.fit(*call)
         plain, padded = _run(model, call), _run(model, (fitted.args, fitted.kwargs))
@@ -127,10 +129,11 @@ def cut_axes(outputs: Sequence[torch.Tensor], axes: Sequence[tuple[int, ...]], l
     return result
 
 
-def _shorter(size: int) -> list[int]:
-    """Returns lengths below a size, those first that tell most."""
-    lengths = (size * 3 // 4, size * 7 // 8, size - 32, size // 2, size - 1)
-    return list(dict.fromkeys(max(1, length) for length in lengths))
+def _padded(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields sizes with lengths that are padded to them, those first that tell most."""
+    for before, size in pairwise([0, *sizes]):
+        lengths = (size * 3 // 4, size * 7 // 8, size - 32, size // 2, size - 1)
+        yield from ((size, length) for length in dict.fromkeys(lengths) if before < length < size)
 
 
 def _run(model: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:

@@ -352,7 +352,7 @@ class TextGenerator(HubHandler):
         worker = self._openvino
         if call.streams:
             text, error = call.pieces(), call.exchange.error if call.exchange is not None else None
-            if error is not None:
+            if error is not None and not request.is_gone():
                 # Its events told the client; here it is counted and logged.
                 finish([error], [request], worker.counters, None)
             return Response(text, EVENT_STREAM)
