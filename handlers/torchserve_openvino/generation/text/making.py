@@ -228,7 +228,7 @@ class Making:
             "prompts": digest([[list(prompt) for prompt in prompts], count]),
             "device": device,
             "device_name": facts["names"],
-            "capabilities": {"fast": facts["fast"], "cpu": facts["cpu"], "limit": facts["limit"]},
+            "capabilities": {name: value for name, value in facts.items() if name != "names"},
             "ov_config": config,
         }
 
