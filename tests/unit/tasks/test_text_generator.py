@@ -287,9 +287,13 @@ def test_what_fails_unexpectedly_fails_alone(worker: Talker, monkeypatch: pytest
         assert answer == wanted and "OverflowError" in str(failed) and worker.status(0) == 500
 
 
-def test_a_stream_that_fails_after_its_beginning_ends_with_the_error(
-    worker: Talker, monkeypatch: pytest.MonkeyPatch
+def test_a_stream_that_fails_after_its_beginning_ends_with_the_error_which_is_counted_and_logged(
+    worker: Talker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def count() -> int:
+        return int(worker.handler.describe_handle()["serving"]["counts"].get("refused_500", 0))
+
+    before = count()
     decode, calls = worker.handler._reader.decode, []
 
     def fails_later(tokens: Any) -> str:
@@ -305,31 +309,12 @@ def test_a_stream_that_fails_after_its_beginning_ends_with_the_error(
     *pieces, last = events(everything)
     assert pieces and all(piece["choices"] for piece in pieces) and everything.count(b"[DONE]") == 1
     assert "OverflowError" in last["error"]["message"] and last["error"]["type"] == "server_error"
+    assert count() == before + 1 and "is answered with 500" in caplog.text
 
 
 def test_there_are_no_explanations(worker: Talker) -> None:
     worker.made.handle(worker.handler, {"prompt": "Hello"}, explain="True")
     assert worker.status() == 501
-
-
-def test_a_stream_that_breaks_off_is_counted_and_logged(
-    worker: Talker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    decode, calls = worker.handler._reader.decode, []
-
-    def fails_later(tokens: Any) -> str:
-        calls.append(tokens)
-        if len(calls) > 12:
-            raise OverflowError("no such token")
-        return decode(tokens)
-
-    before = worker.handler.describe_handle()["serving"]["counts"].get("refused_500", 0)
-    monkeypatch.setattr(worker.handler._reader, "decode", fails_later)
-    worker.ask(COMPLETION, {"prompt": "Hello", "temperature": 0, "max_tokens": 60, "stream": True})
-    monkeypatch.undo()
-    worker.streamed()
-    assert worker.handler.describe_handle()["serving"]["counts"]["refused_500"] == before + 1
-    assert "is answered with 500" in caplog.text
 
 
 def test_the_last_piece_of_a_short_stream_does_not_wait_for_the_longest(worker: Talker) -> None:
