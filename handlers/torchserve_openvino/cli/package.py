@@ -221,7 +221,8 @@ def package(
             raise typer.BadParameter("give a --model-name to package a model, or a file to --check.")
         if (target := export_path / f"{model_name}.mar").exists() and not force:
             fail(f"{target} exists; replace it with --force.")
-        arguments = ["--version", version, "--handler", _handler(handler or "tensor")]
+        handler_file = _handler(handler or "tensor")
+        arguments = ["--version", version, "--handler", handler_file]
         for option, path in (
             ("--model-file", model_file),
             ("--serialized-file", serialized_file),
@@ -235,7 +236,7 @@ def package(
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}
-        _check_names([model_file, serialized_file, config_file, requirements_file, Path(arguments[3]), *extra])
+        _check_names([model_file, serialized_file, config_file, requirements_file, Path(handler_file), *extra])
         recipe = Recipe(
             model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
             bundle_package, precompile, level or [], pretrained,
