@@ -327,3 +327,28 @@ def test_a_part_of_an_instance_that_is_no_base64_is_refused_alone(archive) -> No
     first, second = json.loads(answer)["predictions"]
     assert made.status(0) == 207 and isinstance(second, int)
     assert first["code"] == 400 and "not base64" in first["message"]
+
+
+class ByHeader(Theirs):
+    """Answers each item with a header of its request."""
+
+    def postprocess(self, outputs):
+        return [str(self.context.get_request_header(number, "name")) for number in range(len(outputs))]
+
+
+class MineByHeader(tov.OpenVINOHandler, ByHeader):
+    pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_items_see_the_headers_of_their_own_requests(archive, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    made = archive(weights=save_weights, batch_size=4)
+    handler = started(MineByHeader(), made)
+    good = {"b64": base64.b64encode(b"0.5,-1,2,0.1").decode()}
+    bad = {"b64": base64.b64encode(b"teapot").decode()}
+    bodies = [{"nothing": 1}, {"instances": [good]}, {"instances": [bad, good] if fails else [good, good]}]
+    headers = [{"explain": "False", "name": name} for name in "abc"]
+    _, second, third = made.handle_with(JSONEnvelope(handler.handle), bodies, headers)
+    first, last = (json.loads(answer)["predictions"] if isinstance(answer, str) else answer["predictions"]
+                   for answer in (second, third))  # fmt: skip
+    assert first == ["b"] and last[1] == "c" and (last[0]["code"] == 418 if fails else last[0] == "c")

@@ -238,6 +238,23 @@ def context_of(context: Any, requests: Sequence[Request]) -> Any:
     return context.for_requests(requests) if isinstance(context, Context) else context
 
 
+def positions_in(context: Any, requests: Sequence[Request], call: Sequence[Request]) -> tuple[list[int], int]:
+    """Returns which of a context's requests each item belongs to, and how many of them there are.
+
+    A context of ours has a request for each item. TorchServe's has those of the call, of which an envelope may have
+    several items, or none.
+
+    Args:
+        context: What `context_of` returned.
+        requests: The request of each item.
+        call: The requests of the call.
+    """
+    if isinstance(context, Context):
+        return list(range(len(requests))), len(requests)
+    order = {id(request): position for position, request in enumerate(call)}
+    return [order[id(request)] for request in requests], len(call)
+
+
 def with_own_headers(answers: Sequence[Any], context: Any) -> list[Any]:
     """Returns the answers of a user's handler with the statuses and types that it set in its context."""
     if not isinstance(context, Context):
@@ -280,8 +297,8 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
 
     Args:
         context: TorchServe's context.
-        positions: Positions of these requests in the batch.
-        count: How many items the batch has; if one request holds several, nothing is changed.
+        positions: Position in the batch of the request of each item that the handler gets.
+        count: How many requests the batch has.
 
     Raises:
         ModelCallError: A piece of a response was sent in an earlier call, and would be sent again.
@@ -295,7 +312,7 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
         raise ModelCallError("its call failed after a piece of the response was sent")
     # Statuses and headers that a failed call has set are not those of the calls that are made instead.
     before = [{name: copy.copy(value) for name, value in vars(processor).items()} for processor in seen]
-    if len(positions) < count:
+    if list(positions) != list(range(count)):
         context.request_processor = seen
         context.request_ids = {number: (ids or {}).get(position) for number, position in enumerate(positions)}
     try:
@@ -307,5 +324,5 @@ def only(context: Any, positions: Sequence[int], count: int) -> Iterator[None]:
         raise
     finally:
         context.request_processor, context.request_ids = processors, ids
-        for position in positions if isinstance(context, Context) else ():
+        for position in set(positions) if isinstance(context, Context) else ():
             processors[position].has_begun = context.requests[position].has_begun

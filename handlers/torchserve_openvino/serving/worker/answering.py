@@ -24,7 +24,7 @@ from torchserve_openvino.serving.requests.recording import Recorder
 from torchserve_openvino.serving.requests.tracing import Tracing
 from torchserve_openvino.serving.served import ServedModel, rejection_in
 from torchserve_openvino.serving.torchserve.cached_metrics import metrics_of
-from torchserve_openvino.serving.torchserve.context import context_of, only, with_own_headers
+from torchserve_openvino.serving.torchserve.context import context_of, only, positions_in, with_own_headers
 from torchserve_openvino.serving.torchserve.frontend_limits import most_response_bytes
 from torchserve_openvino.serving.verification.health import Health, with_health
 
@@ -245,9 +245,10 @@ class Answering(ArchiveLoading):
     def answer_items(self, items: list[Any], requests: Sequence[Request]) -> list[Any]:
         """Runs the handler's own steps; after a failure, on each item by itself."""
         handle, context = self.own_handle, context_of(self.handler.context, requests)
+        positions, count = positions_in(context, requests, current_requests() or requests)
 
         def run(some: list[tuple[int, Any]]) -> list[Any]:
-            with only(context, [position for position, _ in some], len(items)):
+            with only(context, [positions[item] for item, _ in some], count):
                 return self.watched(self._own, handle, [item for _, item in some], context)
 
         answers = run_isolated(list(enumerate(items)), run, lambda _, error: _fault(error), self.counters)
