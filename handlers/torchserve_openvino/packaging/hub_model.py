@@ -1,7 +1,7 @@
 """Puts a model that `save_pretrained` wrote into an archive: its task, its files, a check of its weights."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from torchserve_openvino.generation.images.families import INDEX
 from torchserve_openvino.serving.loading import hub
 from torchserve_openvino.tasks.catalog import TASKS, Task, guessed, loader_of, named
 
-_WEIGHTS = (".safetensors", ".bin")
 _INDEX = ".index.json"
+# The files with all weights of a model, the preferred one first.
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
 # Tokenizers, processors, and what sentence-transformers adds in subfolders.
 _PLAIN = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 # Far above any tokenizer; something else that ends in .json or .txt is not the model's.
@@ -141,23 +142,18 @@ def _is_used(path: Path) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yields the files that a worker reads, weights as safetensors where there are any."""
-    inside = sorted(path for path in folder.iterdir() if path.is_file())
-    safe = [path for path in inside if path.suffix == ".safetensors"]
-    pickled = [path for path in inside if path.name.startswith("pytorch_model") and path.suffix == ".bin"]
-    weights = safe or pickled
-    if not weights:
+    """Yields the files that a worker reads."""
+    inside = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    weights = next((found for whole in _WHOLE if (found := _weights(inside, whole))), None)
+    if weights is None:
         raise PackagingError(
-            f"--hf {folder}: no weights (*.safetensors, pytorch_model*.bin): save_pretrained writes them."
+            f"--hf {folder}: no weights ({', '.join(_WHOLE)}, or one's shards and index): save_pretrained writes them."
         )
-    yield from (path.relative_to(folder) for path in weights)
-    names = {path.name for path in weights}
-    for path in inside:
+    yield from map(Path, weights)
+    for path in inside.values():
         if path.name.endswith(_INDEX):
-            # A folder may have an index of files that it lacks, or that are not packaged.
-            if _shards(path) <= names:
-                yield path.relative_to(folder)
-        elif path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
+            continue
+        if path.suffix in _PLAIN and path.stat().st_size <= _MAX_PLAIN_BYTES and not path.name.startswith("README"):
             yield path.relative_to(folder)
     try:
         modules = hub.module_folders(folder)
@@ -165,6 +161,18 @@ def _files(folder: Path) -> Iterator[Path]:
         raise PackagingError(f"--hf: {error}") from error
     for name in modules:
         yield from (path.relative_to(folder) for path in sorted((folder / name).glob("*.json")))
+
+
+def _weights(inside: Mapping[str, Path], whole: str) -> list[str]:
+    """Returns the files with a model's weights: one for the whole of it, or shards and their index; empty without.
+
+    As transformers' ``from_pretrained`` looks for them: copies in another precision or form may lie beside.
+    """
+    if whole in inside:
+        return [whole]
+    index = f"{whole}{_INDEX}"
+    shards = sorted(_shards(inside[index]) & inside.keys()) if index in inside else []
+    return [*shards, index] if shards else []
 
 
 def _shards(index: Path) -> set[str]:

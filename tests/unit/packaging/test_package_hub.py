@@ -53,13 +53,16 @@ def test_an_archive_without_code(saved: Path, tmp_path: Path) -> None:
 
 
 def test_safetensors_are_preferred_and_code_is_left_out(folder: Path) -> None:
-    for name in ("pytorch_model.bin", "modeling_own.py", "README.md", "flax_model.msgpack", "tf_model.h5"):
+    stray = {"consolidated.safetensors", "model.fp16.safetensors", "model-00001-of-00002.safetensors"}
+    for name in ("pytorch_model.bin", "modeling_own.py", "README.md", "flax_model.msgpack", "tf_model.h5", *stray):
         (folder / name).write_bytes(b"x")
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"x")
     names = {str(path) for path in hub_model(folder, None).files}
     assert "model.safetensors" in names and "config.json" in names
-    assert names.isdisjoint({"pytorch_model.bin", "modeling_own.py", "README.md", "tf_model.h5", "onnx/model.onnx"})
+    assert names.isdisjoint(
+        stray | {"pytorch_model.bin", "modeling_own.py", "README.md", "tf_model.h5", "onnx/model.onnx"}
+    )
 
 
 def test_a_state_dict_is_taken_where_there_is_nothing_else(folder: Path) -> None:
