@@ -72,6 +72,12 @@ class TestWhatCountsAsEqual:
         assert found.passed and (found.tokens_compared, found.tokens_equal, found.ties) == (3, 3, 0)
         assert found.max_logprob_difference == pytest.approx(DRIFT / 2)
 
+    @pytest.mark.parametrize("form", ["f32", "int8"])
+    def test_an_answer_that_ends_early_is_another_one(self, form: str) -> None:
+        found = proven({2: [(1, -1.0), (2, -1.0)]}, forms=[form])
+        assert not found.passed and "1 tokens of eager PyTorch's are missing" in found.problems[0]
+        assert not proven({2: []}, forms=[form]).passed
+
     def test_a_tie_is_no_difference_and_the_rest_is_compared(self) -> None:
         found = proven({2: [(1, -1.0), (9, -1.0), (5, -1.0)], 4: [(3, -1.0)]})
         assert found.passed and (found.tokens_compared, found.tokens_equal, found.ties) == (3, 2, 1)

@@ -110,6 +110,7 @@ class Count:
     compared: int = 0
     equal: int = 0
     ties: int = 0
+    missing: int = 0
     drift: float = 0.0
     first: Difference | None = None
 
@@ -205,6 +206,7 @@ def compare(
             return None
         count.ties += 1
         return index + 1 if index + 1 < len(expected.tokens) else None
+    count.missing += len(expected.tokens) - done - len(answer)
     return None
 
 
@@ -218,6 +220,8 @@ def problems_of(form: str, count: Count, logits: Nearness, verify: VerifySection
         verify: The tolerances.
     """
     problems = []
+    if count.missing:
+        problems.append(f"answers end early: {count.missing} tokens of eager PyTorch's are missing")
     least = verify.min_cosine if verify.min_cosine is not None else LEAST_COSINE.get(form, _LEAST_OF_OTHERS)
     # A cosine that is not a number is below any bound.
     cosine = logits.least_cosine if form == "f32" else logits.cosine
