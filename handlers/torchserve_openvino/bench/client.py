@@ -18,7 +18,6 @@ import aiohttp
 
 # The event loop's timers are late by up to a millisecond; more means that the client itself is too slow.
 _EXAMPLES = 3
-_ERROR_EVENT = b'data: {"error"'
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,23 @@ class LoadOutcome:
     examples: list[str] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
     cpu_seconds: float = 0.0
+
+
+def broken_off(stream: bytes) -> str:
+    """Returns the event with which a stream of events broke off; empty if it did not.
+
+    It has the form of its endpoint: OpenAI's ``error``, the plain ``code`` and ``message``, or a type of error.
+    """
+    events = [line.removeprefix(b"data:").strip() for line in stream.splitlines() if line.startswith(b"data:")]
+    last = next((event for event in reversed(events) if event != b"[DONE]"), b"")
+    try:
+        content = json.loads(last)
+    except ValueError:
+        return "" if not last else "the last event is no JSON"
+    if not isinstance(content, dict):
+        return ""
+    fails = "error" in content or {"code", "message"} <= content.keys() or str(content.get("type")).endswith("error")
+    return last.decode(errors="replace") if fails else ""
 
 
 class LoadRun:
@@ -132,10 +148,11 @@ class LoadRun:
         first = None
         try:
             async with self._session.post(self.plan.url, data=data, headers={"content-type": kind}) as response:
+                begin = b""
                 if self.plan.streamed:
-                    await response.content.readany()
+                    begin = await response.content.readany()
                     first = time.perf_counter()
-                answer = await response.read()
+                answer = begin + await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             self._fail(due, type(error).__name__, str(error))
             # Avoids a busy loop while connections are refused.
@@ -144,9 +161,9 @@ class LoadRun:
         done = time.perf_counter()
         if response.status != 200:
             self._fail(due, str(response.status), answer[:200].decode(errors="replace"))
-        elif response.content_type == "text/event-stream" and (start := answer.find(_ERROR_EVENT)) >= 0:
+        elif response.content_type == "text/event-stream" and (event := broken_off(answer)):
             # A stream that fails has sent its status before.
-            self._fail(due, "stream", answer[start : start + 200].decode(errors="replace"))
+            self._fail(due, "stream", event[:200])
         elif due >= self._begin:
             self._count(due, (done - due) * 1e3, math.nan if first is None else (first - due) * 1e3)
             self.outcome.delays.append((sent - due) * 1e3)

@@ -141,8 +141,10 @@ def measure(plan: Plan, limit: Limit, root: int | None) -> MeasuredWindow:
     others = max(0.0, (after.machine - before.machine) / elapsed - server - own) if root is not None else 0.0
     answered = [value for value in outcome["latencies"] if not math.isnan(value)]
     waiting = [plan.timeout * 1e3 if math.isnan(value) else value for value in outcome["latencies"]]
+    # A client of a closed loop may wait for its last answer long after the counted time.
+    ends = [due + ms / 1e3 for due, ms in zip(outcome["due"], outcome["latencies"], strict=True) if not math.isnan(ms)]
     return MeasuredWindow(
-        rate=plan.rate or len(answered) / plan.seconds,
+        rate=plan.rate or len(answered) / max([plan.seconds, *ends]),
         limit=limit,
         latencies=outcome["latencies"],
         first_bytes=outcome["first_bytes"],

@@ -23,7 +23,7 @@ from ray.util import metrics as ray_metrics
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
-from torchserve_openvino.errors import ItemError, ModelMissingError, PayloadTooLargeError
+from torchserve_openvino.errors import ItemError, ModelMissingError, PackagingError, PayloadTooLargeError
 from torchserve_openvino.hosts import http
 from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, predictions
@@ -82,6 +82,10 @@ class Replica:
 
     async def pieces(self, forwarded: http.ForwardedRequest) -> AsyncIterator[Response]:
         """Yields the pieces of the answer to one request."""
+        name = self._service.name
+        if forwarded.model and forwarded.model != name:
+            yield Response.refused(ModelMissingError(f"no model {forwarded.model!r} is served here; there is {name}"))
+            return
         if forwarded.lists_models:
             yield http.models(forwarded, self._loaded)
             return
@@ -151,8 +155,13 @@ class Router:
 def app(args: AppArgs) -> serve.Application:
     """Builds an application of one or several archives."""
     models = {}
+    archives: dict[str, str] = {}
     for archive in args.archives:
         settings = ModelSettings.of(Path(archive))
+        if (other := archives.setdefault(settings.name, archive)) != archive:
+            raise PackagingError(
+                f"{other} and {archive} both hold a model {settings.name!r}: an app serves one of a name."
+            )
         scaling: dict[str, Any] = {"num_replicas": args.replicas}
         if args.max_replicas:
             ongoing = 2 * settings.batch_size

@@ -1,15 +1,18 @@
 """Configurations that may be better than the present one, and the keys by which they differ from it."""
 
 import itertools
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from torchserve_openvino.config.yaml_source import openvino_section
 from torchserve_openvino.serving.threads import automatic_streams
 from torchserve_openvino.tune.keys import HINT, OPENVINO, PRECISION, KeyPath, mapping, value_at
 from torchserve_openvino.tune.offered_options import Option
-from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated
+from torchserve_openvino.tune.queueing import QueueingModel, highest_rate, interpolated, latencies
 from torchserve_openvino.tune.settings import Settings
 
 
@@ -125,7 +128,7 @@ def ranked(
     cores: int,
     most: int,
 ) -> list[tuple[Candidate, float]]:
-    """Returns the most promising candidates with their predicted rates, without the present one.
+    """Returns the most promising candidates for the goal with their predicted rates, without the present one.
 
     Each engine is represented at least once among those that come within a third of the best, so that an error of the
     prediction, which knows neither caches nor memory bandwidth, does not exclude a kind of configuration.
@@ -138,6 +141,8 @@ def ranked(
         most: How many to return.
     """
     predicted: dict[Candidate, float] = {}
+    # What the goal compares, higher is better.
+    scores: dict[Candidate, float] = {}
     limit = settings.p99 or float("inf")
     for engine, measured in times.items():
         workers = [count for count in (settings.workers or worker_counts(cores)) if count * engine.threads <= cores]
@@ -146,21 +151,33 @@ def ranked(
             # Any number of requests are in the engine at once.
             most_at_once = max((size / ms * 1e3 for size, ms in measured.items()), default=0.0)
             for count in workers:
-                predicted[replace(present, engine=engine, workers=count)] = count * most_at_once
+                candidate = replace(present, engine=engine, workers=count)
+                predicted[candidate] = count * most_at_once
+                scores[candidate] = {
+                    "latency": 1e3 / measured[min(measured)] if measured else 0.0,
+                    "cost": most_at_once / engine.threads,
+                }.get(settings.goal, predicted[candidate])
             continue
         for count, size, delay in itertools.product(workers, sizes, settings.delays or (1, 5, 20)):
             if size == 1 and delay != (settings.delays or [1])[0]:
                 continue
             server = QueueingModel(count, size, delay, interpolated(dict(measured)))
-            predicted[Candidate(engine, count, size, delay)] = highest_rate(server, limit)
+            candidate = Candidate(engine, count, size, delay)
+            predicted[candidate] = rate = highest_rate(server, limit)
+            scores[candidate] = rate
+            if settings.goal == "cost":
+                scores[candidate] = rate / (count * engine.threads)
+            elif settings.goal == "latency" and settings.rate is not None:
+                times_of_requests = latencies(server, settings.rate, 3000, random.Random(0))
+                scores[candidate] = 1e3 / float(np.quantile(times_of_requests, 0.99))
     predicted.pop(present, None)
-    order = sorted(predicted, key=lambda candidate: -predicted[candidate])
+    order = sorted(predicted, key=lambda candidate: -scores[candidate])
     if not order:
         return []
     chosen: list[Candidate] = []
     for candidate in order:
         kind = (candidate.engine, candidate.workers)
-        near = predicted[candidate] > predicted[order[0]] / 1.5
+        near = scores[candidate] > scores[order[0]] / 1.5
         if near and kind not in {(other.engine, other.workers) for other in chosen}:
             chosen.append(candidate)
     chosen += [candidate for candidate in order if candidate not in chosen]

@@ -131,12 +131,13 @@ class Comparison:
         latencies = np.concatenate([np.asarray(window.latencies) for window in windows] or [np.empty(0)])
         late = sum(window.late for window in windows)
         limited = math.isfinite(self._settings.limit.milliseconds) and len(latencies)
-        finite = latencies[np.isfinite(latencies)]
+        # A request that failed took for ever.
+        times = np.nan_to_num(latencies, nan=math.inf)
         return {
             "target": self._targets[index],
             "rate": rate or None,
-            "p50": float(np.quantile(finite, 0.5)) if len(finite) else None,
-            "p99": float(np.quantile(finite, 0.99)) if len(finite) else None,
+            "p50": _finite_quantile(times, 0.5),
+            "p99": _finite_quantile(times, 0.99),
             "requests": len(latencies),
             "failures": sum(sum(window.failures.values()) for window in windows),
             "disturbed": sum(bool(window.disturbed) for window in windows),
@@ -155,3 +156,9 @@ class Comparison:
             return f"no difference is shown: {self._targets[worse]} has {ratio} times the other's figure"
         what = "faster at this rate" if self._settings.rate is not None else "faster"
         return f"{self._targets[better]} is {what}: {self._targets[worse]} has {ratio} times its figure"
+
+
+def _finite_quantile(times: np.ndarray, share: float) -> float | None:
+    """Returns a quantile; None if it is infinite, or there is none."""
+    value = float(np.quantile(times, share, method="higher")) if len(times) else math.inf
+    return value if math.isfinite(value) else None

@@ -1,5 +1,6 @@
 """Compares answers with those of eager PyTorch, whatever a task's answers look like."""
 
+import base64
 import io
 import json
 import math
@@ -19,6 +20,8 @@ _OF_ONE_ANSWER = frozenset({"id", "created"})
 # Numbers that are all smaller count as rounding of zero.
 _LEAST_SCALE = 1e-3
 _ARRAYS = (b"\x93NUMPY",)
+# The first bytes of a PNG as base64.
+_PNG = "iVBORw0K"
 # Places in a picture, which are numbers of pixels. Other integers count or name something.
 _BOX = frozenset({"xmin", "ymin", "xmax", "ymax"})
 
@@ -63,13 +66,35 @@ def _content(answer: ModelAnswer) -> Any:
     if answer.body.startswith(_ARRAYS):
         return np.load(io.BytesIO(answer.body), allow_pickle=False)
     if answer.content_type.startswith("image/"):
-        return np.asarray(Image.open(io.BytesIO(answer.body), formats=("PNG", "JPEG", "WEBP"))).astype(np.float32)
+        return _picture(answer.body)
     if answer.content_type.startswith("text/event-stream"):
         return _streamed_text(answer.body)
     try:
         return json.loads(answer.body)
     except ValueError:
         return answer.body
+
+
+def _picture(body: bytes) -> np.ndarray:
+    """Returns the pixels, uint8 or uint16 ``[height, width]`` or uint8 ``[height, width, channels]``."""
+    picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP"))
+    # Pillow has 16 bits in int32.
+    return np.asarray(picture).astype(np.uint16) if picture.mode.startswith("I") else np.asarray(picture)
+
+
+def _opened(key: str, before: Any, after: Any) -> tuple[Any, Any]:
+    """Returns two values of a key as numbers, where they are such as base64: pictures, and OpenAI's vectors."""
+    if not (isinstance(before, str) and isinstance(after, str)):
+        return before, after
+    try:
+        if before.startswith(_PNG) and after.startswith(_PNG):
+            return _picture(base64.b64decode(before)), _picture(base64.b64decode(after))
+        if key == "embedding":
+            return np.frombuffer(base64.b64decode(before), "<f4"), np.frombuffer(base64.b64decode(after), "<f4")
+    except (ValueError, OSError):
+        # Equal texts are equal.
+        pass
+    return before, after
 
 
 def _streamed_text(body: bytes) -> str:
@@ -84,6 +109,8 @@ def _streamed_text(body: bytes) -> str:
 
 
 def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None:
+    if isinstance(before, np.ndarray) and before.dtype in (np.uint8, np.uint16):
+        return _compare_pictures(before, after, tolerance, path)
     if isinstance(before, np.ndarray) or _is_numbers(before):
         return _compare_numbers(before, after, tolerance, path)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -91,7 +118,9 @@ def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None
             return _compare_scores(before, after, tolerance, path)
         if before.keys() != after.keys():
             return f"{path} has the keys {sorted(after)[:8]} instead of {sorted(before)[:8]}"
-        parts = ((f"{path}.{key}", before[key], after[key]) for key in before if key not in _OF_ONE_ANSWER)
+        parts = (
+            (f"{path}.{key}", *_opened(key, before[key], after[key])) for key in before if key not in _OF_ONE_ANSWER
+        )
     elif isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
             return f"{path} has {len(after)} entries instead of {len(before)}"
@@ -121,6 +150,20 @@ def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> st
     return f"{path} differs by {worst:.2g}, more than {tolerance * scale:.2g}" if worst > tolerance * scale else None
 
 
+def _compare_pictures(before: np.ndarray, after: Any, tolerance: float, path: str) -> str | None:
+    if not isinstance(after, np.ndarray) or before.shape != after.shape or before.dtype != after.dtype:
+        return f"{path} is another kind of picture"
+    off = np.abs(before.astype(np.int64) - after.astype(np.int64))
+    if before.ndim == 2 and before.dtype == np.uint8:
+        # These may be numbers of classes: few may be others, by whatever number.
+        share = float((off > 0).mean()) if off.size else 0.0
+        return f"{path} differs in {share:.2%} of its pixels" if share > tolerance else None
+    # A value that is rounded may be the next one.
+    most = max(1.0, tolerance * float(np.iinfo(before.dtype).max))
+    worst = int(off.max(initial=0))
+    return f"{path} differs by {worst} of {np.iinfo(before.dtype).max}" if worst > most else None
+
+
 def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tolerance: float, path: str) -> str | None:
     first = max(before, key=lambda key: before[key])
     chosen = max(after, key=lambda key: after[key])
@@ -139,10 +182,10 @@ def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tol
 
 
 def _are_scores(values: Mapping[str, Any]) -> bool:
-    """Whether these are numbers that may differ a little."""
+    """Whether these are numbers that may differ a little: not those that count or name something."""
     numbers = list(values.values())
-    return all(map(_is_number, numbers)) and (
-        any(isinstance(number, float) for number in numbers) or values.keys() == _BOX
+    return all(isinstance(number, float) for number in numbers) or (
+        values.keys() == _BOX and all(map(_is_number, numbers))
     )
 
 

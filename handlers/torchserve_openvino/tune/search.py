@@ -186,7 +186,9 @@ class Search(Generic[C]):
             return SearchResult(
                 standings, present, "nothing better than the present configuration was found", self.trials
             )
-        best = max((standing for standing in able if not standing.left or standing is present), key=_ratio_or_score)
+        finalists = [standing for standing in able if not standing.left or standing is present]
+        # Those that were left behind serve, too, where each finalist was rejected later.
+        best = max(finalists or able, key=_ratio_or_score)
         if present not in able and not present.left:
             # Interrupted: nothing can be better than what was not measured.
             reason = "the search was interrupted before the present configuration was measured, which stays"

@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +139,11 @@ class Session:
                 result.confirmation = trials.confirm(choice.best.candidate)
             except RejectedError as error:
                 result.unconfirmed = str(error)
+                result.choice = _without_winner(choice, result.unconfirmed)
             except KeyboardInterrupt:
                 result.interrupted = True
-        result.claim = trials.claim(choice.best.candidate) if choice.best is not None else None
+        best = result.choice.best
+        result.claim = trials.claim(best.candidate) if best is not None else None
         result.seconds = time.monotonic() - begin
         return result
 
@@ -194,6 +196,17 @@ def requests_for(folder: list[Body] | None, variants: Variants) -> tuple[list[Bo
         "depends on the input; give real ones: --requests FOLDER."
     )
     return [Body(path, content_type(path)) for path in samples], [warning]
+
+
+def _without_winner(choice: SearchResult[Candidate], why: str) -> SearchResult[Candidate]:
+    """Returns the result if the winner can't serve after all: the present configuration stays, where it can."""
+    present = choice.standings[0]
+    if choice.best is present:
+        return choice
+    reason = f"the winner could not serve when it was started once more: {why}"
+    if present.left:
+        return replace(choice, best=None, reason=f"{reason}; the present configuration is out: {present.left}")
+    return replace(choice, best=present, reason=f"{reason}; the present configuration stays")
 
 
 class _Trials:

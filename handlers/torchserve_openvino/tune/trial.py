@@ -27,6 +27,9 @@ _READY_SECONDS = 600.0
 # Before a window counts: connections, and batches of all sizes.
 _SETTLE = 1.0
 _WARM_CLIENTS = 16
+_WARM_TIMEOUT = 600.0
+# A window has so many requests on average, if it does not take longer than this.
+_REQUESTS, _LONGEST = 10, 60.0
 
 
 @dataclass
@@ -186,14 +189,18 @@ class Bench:
     def _plan(self, server: TorchServeProcess, rate: float, seed: int) -> Plan:
         return Plan(
             url=f"{server.inference_url}/predictions/{self.name}", bodies=[body.named for body in self.bodies],
-            rate=rate, seconds=self.settings.window, settle=_SETTLE, seed=seed,
+            rate=rate, seconds=_seconds(self.settings.window, rate), settle=_SETTLE, seed=seed,
             streamed=self.settings.ttft is not None,
         )  # fmt: skip
 
     def _warm(self, server: TorchServeProcess, seed: int) -> MeasuredWindow:
         """Returns a window of a closed loop, which no rate exceeds."""
         plan = self._plan(server, 0.0, seed)
-        warm = replace(plan, clients=_WARM_CLIENTS, seconds=max(1.0, plan.seconds / 2), settle=0.0, streamed=False)
+        # The last of its clients waits for as many calls as there are clients, however long a call takes.
+        warm = replace(
+            plan, clients=_WARM_CLIENTS, seconds=max(1.0, plan.seconds / 2), settle=0.0, streamed=False,
+            timeout=_WARM_TIMEOUT,
+        )  # fmt: skip
         window = measure(warm, self.settings.limit, server.group)
         if window.failures:
             raise RejectedError(f"requests failed: {dict(window.failures)} {window.examples[:1]}")
@@ -308,3 +315,8 @@ def on_cores(cores: int | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def _seconds(window: float, rate: float) -> float:
+    """Returns how long a window is, in seconds: longer than the settings say where it had next to no requests."""
+    return max(window, min(_REQUESTS / rate, _LONGEST)) if rate else window

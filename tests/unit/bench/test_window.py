@@ -112,3 +112,32 @@ def test_a_folder_of_requests(tmp_path: Path) -> None:
         read_folder(tmp_path)
     with pytest.raises(ConfigError, match="is no folder"):
         read_folder(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("first", ["", 'data: {"text": "a"}\n\n'])
+@pytest.mark.parametrize(
+    "last",
+    ['{"code": 500, "type": "GenerationError", "message": "dead"}', '{"type": "image_generation.error", "n": 1}', "{"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stream_that_breaks_off_failed_in_whatever_form(
+    url: str, tmp_path: Path, first: str, last: str, streamed: bool
+) -> None:
+    events = f"{first}data: {last}\n\ndata: [DONE]\n\n"
+    asked = replace(plan(url, tmp_path, 30, answer=events, kind="text/event-stream"), streamed=streamed)
+    window = measure(asked, Limit(1000), None)
+    assert window.failures == {"stream": window.late}
+
+
+@pytest.mark.parametrize(
+    "events", ['data: {"text": "a", "finish_reason": "stop"}\n\ndata: [DONE]\n\n', "data: 3\n\n", ""]
+)
+def test_a_whole_stream_is_an_answer(url: str, tmp_path: Path, events: str) -> None:
+    window = measure(plan(url, tmp_path, 30, answer=events, kind="text/event-stream"), Limit(1000), None)
+    assert not window.failures
+
+
+def test_a_closed_loop_of_slow_answers_has_the_time_until_the_last(url: str, tmp_path: Path) -> None:
+    slow = replace(plan(url, tmp_path, 0.0, busy=0.3), clients=8, seconds=0.4, settle=0.0)
+    # One at a time: what was sent in 0.4 s takes 2.4 s and more.
+    assert measure(slow, Limit(), None).rate < 5

@@ -1,6 +1,7 @@
 """Quantizing and its proof, on a small network that is trained here on scikit-learn's digits."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,34 @@ def test_the_table_says_on_which_requests_it_was_measured(shared: int | None, te
     known = {"shared": shared} if shared is not None else {}
     show_proof({"method": "int8", "evaluation": {**proof, **known}}, console)
     assert text in console.file.getvalue()
+
+
+class Heads(nn.Module):
+    """A model whose outputs are what a test says of its inputs."""
+
+    def __init__(self, outputs: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outputs(x)
+
+
+def test_labels_need_scores_of_classes(digits: tuple[Tensor, Tensor]) -> None:
+    for outputs in (lambda x: x.flatten(1).sum(1, keepdim=True), lambda x: x.flatten(1).sum(1)):
+        for metric in ("auto", "top1"):
+            with pytest.raises(PackagingError, match=r"first output is \[items, classes\]; use cosine"):
+                AccuracyComparison(samples(digits, TRAINED, 10), metric, Heads(outputs))
+
+
+def test_masked_scores_are_compared_where_they_are_numbers(digits: tuple[Tensor, Tensor]) -> None:
+    def masked(x: Tensor, sign: float = 1.0, mask: float = -torch.inf) -> Tensor:
+        return torch.cat([torch.full((len(x), 1), mask), sign * x.flatten(1)[:, :5] + 1], 1)
+
+    judge = AccuracyComparison(samples(digits, TRAINED, 10, labeled=False), "cosine", Heads(masked))
+    assert judge.reference.value == pytest.approx(1.0)
+    assert judge.score(Heads(lambda x: masked(x, -1.0))).value < 0.9
+    assert judge.score(Heads(lambda x: masked(x, mask=torch.nan))).value == -1.0
+    assert judge.score(Heads(lambda x: masked(x, mask=torch.inf))).value == -1.0
+    with pytest.raises(PackagingError, match="no finite number"):
+        AccuracyComparison(samples(digits, TRAINED, 10, labeled=False), "cosine", Heads(lambda x: x * torch.nan))

@@ -174,3 +174,17 @@ def test_a_pinned_precision_is_changed_where_it_is() -> None:
         present = present_of(config, 2)
         other = dataclasses.replace(present, engine=dataclasses.replace(present.engine, precision="bf16"))
         assert changes(other, present, config) == {key: "bf16"}
+
+
+def test_candidates_are_ranked_by_the_goal() -> None:
+    present = present_of(config(), 4)
+    # Batches help on one core; all cores answer a single request the fastest.
+    times = {ComputeSettings("f32", 1): {1: 40.0, 8: 80.0}, ComputeSettings("f32", 4): {1: 12.0, 8: 60.0}}
+    first = {
+        goal: ranked(present, times, Settings(goal=goal, rate=rate, delays=[20]), 4, 4)[0][0]
+        for goal, rate in (("throughput", None), ("latency", 5.0), ("cost", None))
+    }
+    assert first["throughput"].engine.threads == 1 and first["throughput"].batch_size > 1
+    assert first["latency"].engine.threads == 4 and first["latency"].batch_size == 1
+    # The rate of a worker with one core for each core.
+    assert first["cost"].engine.threads == 1

@@ -1,5 +1,6 @@
 """Which answers count as right."""
 
+import base64
 import io
 import json
 import re
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from torchserve_openvino.tune.proof import ModelAnswer, difference
 
@@ -44,6 +46,10 @@ RIGHT = [
     ),
 ]
 WRONG = [
+    # A number that names something has no tolerance, and is no scale for the score beside it.
+    ([{"index": 40, "score": 0.9}], [{"index": 41, "score": 0.9}], "bf16", "41"),
+    ([{"index": 40, "score": 0.9}], [{"index": 40, "score": 0.5}], "bf16", "differs by 0.4"),
+    ([{"index": 2003, "value": 1.2}], [{"index": 2003, "value": 1.3}], "f32", "differs by 0.1"),
     ({"cat": 0.7, "dog": 0.2}, {"dog": 0.7, "cat": 0.2}, "bf16", "names 'dog' first"),
     ({"cat": 0.7, "dog": 0.2}, {"cat": 0.75, "dog": 0.2}, "bf16", r"answer\.cat differs by 0.05"),
     ({"cat": 0.7, "dog": 0.2}, {"cat": 0.7, "fox": 0.2, "owl": 0.1}, "f32", "differs"),
@@ -105,3 +111,43 @@ def stream(*pieces: str) -> ModelAnswer:
 def test_streams_are_compared_by_their_text() -> None:
     assert difference(stream("Once ", "upon"), stream("Once", " up", "on"), "f32") is None
     assert difference(stream("Once ", "upon"), stream("Once ", "again"), "f32")
+
+
+def picture(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+DEPTH = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 15
+CLASSES = np.zeros((64, 64), np.uint8)
+PHOTO = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        # Rounded otherwise.
+        (DEPTH, DEPTH + 1, True), (DEPTH, DEPTH + 200, False), (PHOTO // 2, PHOTO // 2 + 1, True),
+        (PHOTO // 2, PHOTO // 2 + 9, False), (PHOTO, PHOTO[:32], False),
+        # Other classes are no neighbors.
+        (CLASSES, CLASSES + np.eye(64, dtype=np.uint8) * (np.arange(64) < 3), True), (CLASSES, CLASSES + 1, False),
+    ],
+)  # fmt: skip
+def test_pictures_are_compared_by_their_pixels(before: np.ndarray, after: np.ndarray, same: bool) -> None:
+    bodies = [picture(each) for each in (before, after)]
+    raw = [ModelAnswer(200, "image/png", body) for body in bodies]
+    inside = [answer({"shown": base64.b64encode(body).decode(), "score": 0.5}) for body in bodies]
+    for one, other in (raw, inside):
+        assert difference(one, one, "f32") is None
+        assert (difference(one, other, "f32") is None) == same
+
+
+def test_vectors_in_base64_are_compared_as_numbers() -> None:
+    vector = np.linspace(-1, 1, 32, dtype=np.float32)
+
+    def embedded(values: np.ndarray) -> ModelAnswer:
+        return answer({"data": [{"index": 0, "embedding": base64.b64encode(values.tobytes()).decode()}]})
+
+    assert difference(embedded(vector), embedded(vector + 5e-4), "f32") is None
+    assert "differs" in str(difference(embedded(vector), embedded(vector + 5e-3), "f32"))

@@ -182,3 +182,19 @@ def test_the_present_one_is_out_where_it_is_rejected_after_it_was_measured() -> 
     choice = Search(measure, BUDGET, random.Random(0)).run(0, [1])
     assert choice.best.candidate == 1
     assert choice.reason == "the present configuration is out: it compiled 2 times after READY"
+
+
+def test_those_that_were_left_behind_serve_where_each_finalist_is_rejected() -> None:
+    rounds = 0
+
+    def measure(candidate: int) -> float:
+        nonlocal rounds
+        rounds += candidate == 0
+        if rounds > 2 and candidate in (0, 1, 2):
+            raise RejectedError("no memory")
+        return [100.0, 110.0, 109.0, 70.0, 60.0][candidate]
+
+    for seed in range(20):
+        rounds = 0
+        choice = Search(measure, BUDGET, random.Random(seed)).run(0, [1, 2, 3, 4])
+        assert choice.best is None or not choice.best.rejected

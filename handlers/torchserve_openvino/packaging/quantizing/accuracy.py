@@ -91,10 +91,8 @@ class AccuracyComparison:
 
 def _metric(metric: Metric, *, labeled: bool, classes: bool, sure: bool) -> Measure:
     if metric == "auto":
-        if labeled:
-            return "top1"
         # Vectors have the same shape as scores.
-        return "agreement" if classes and sure else "cosine"
+        metric = "top1" if labeled else "agreement" if classes and sure else "cosine"
     if metric in {"top1", "f1"} and not labeled:
         raise PackagingError(f"quantize.evaluation.metric: {metric} needs quantize.evaluation.labels.")
     if metric in {"top1", "f1", "agreement"} and not classes:
@@ -129,8 +127,13 @@ def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
         torch.cat([tensor.double().flatten() for tensor in some if tensor.is_floating_point()])
         for some in (ours, theirs)
     )
-    if not bool(a.isfinite().all()):
+    # Masks are -inf.
+    known = b.isfinite()
+    if not bool(known.any()):
+        raise PackagingError("the model in f32 returns no finite number, so that its accuracy can't be measured.")
+    if not torch.equal(a[~known].nan_to_num(0.5), b[~known].nan_to_num(0.5)) or not bool(a[known].isfinite().all()):
         return -1.0
+    a, b = a[known], b[known]
     norms = float(a.norm() * b.norm())
     return float(a @ b) / norms if norms else float(torch.equal(a, b))
 
