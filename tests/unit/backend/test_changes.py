@@ -1,10 +1,12 @@
 """Changes anywhere in a model between two guarded calls are noticed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from openvino import opset15 as ops
 from torch import nn
 
 import torchserve_openvino as tov
@@ -95,3 +97,45 @@ def test_a_change_deep_in_the_model_is_seen(change: str, grad: bool) -> None:
                     answer.sum().backward()
                     gradients.append(weight.grad if weight.grad is None else weight.grad.clone())
                 torch.testing.assert_close(*gradients, atol=1e-2, rtol=1e-3)
+
+
+class Special(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Mapped(Deep):
+    """As `Deep`, with a module that is converted by a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.special = Special()
+        self.extra: nn.Module | None = nn.ReLU()
+        self.mark = 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.special(super().forward(x))
+        return y + 1 if hasattr(self, "mark") else y
+
+
+@pytest.fixture
+def mapped() -> Iterator[Mapped]:
+    tov.register_op(Special)(lambda module, x: ops.multiply(x, ops.constant(np.float32(2))))
+    yield Mapped().eval()
+    tov.forget_mappings()
+
+
+@pytest.mark.parametrize("change", ["another module", "an item of a list of modules", "one module more", "training"])
+def test_a_change_of_a_model_with_a_mapped_module_is_seen(change: str, mapped: Mapped) -> None:
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        compiled = tov.compile(mapped, options={"min_partition_us": 0})
+        for _ in range(3):
+            compiled(x)
+        CHANGES[change](mapped)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), mapped(x), atol=1e-3, rtol=1e-3)
+        del mapped.mark, mapped.extra
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), mapped(x), atol=1e-3, rtol=1e-3)
+        assert not hasattr(mapped, "mark") and not hasattr(mapped, "extra")

@@ -212,3 +212,18 @@ def test_a_state_that_begins_with_the_model_s_own_tensor_goes_on_with_others(bac
             for x in steps[:length]:
                 (answer, got), (reference, expected) = compiled(x, got), model(x, expected)
                 assert_same((answer, got), (reference, expected))
+
+
+def test_a_model_without_gradients_stays_so() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((4,), 0.1))
+
+        @torch.no_grad()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.erfinv(x * self.weight)
+
+    compiled, x = tov.compile(Model().eval()).freeze(), torch.rand(2, 4)
+    for _ in range(4):
+        assert not compiled(x).requires_grad

@@ -132,3 +132,47 @@ def test_an_exported_graph_tells_a_conjugate() -> None:
     with torch.no_grad():
         for value in (z, z.conj(), z, z.conj().imag + z):
             torch.testing.assert_close(compiled(value), model(value))
+
+
+ALIASING = {
+    "a round trip of casts": (lambda x: x.double().float().chunk(2), lambda: (X.clone(),)),
+    "a round trip, unbound": (lambda x: x.double().float().unbind(0), lambda: (X.clone(),)),
+    "a part": (lambda a, b: torch.complex(a, b).real.chunk(2), lambda: (X.clone(), X + 1)),
+}
+
+
+@pytest.mark.parametrize("name", ALIASING)
+def test_parts_of_a_copy_are_no_parts_of_an_input(name: str) -> None:
+    model, make = ALIASING[name]
+    compiled, args = tov.compile(model, options={"min_partition_us": 0}), make()
+    with torch.no_grad():
+        for _ in range(2):
+            before = [arg.clone() for arg in args]
+            compiled(*args)[0].add_(1)
+            assert all(map(torch.equal, args, before))
+
+
+GAPPED = {
+    "a round trip of casts": (lambda x: torch.erfinv(x[:, :2].double().float().reshape(-1)), lambda: (X / 100,)),
+    "a part": (
+        lambda a, b: torch.erfinv(torch.complex(a.t(), b.t()).real.reshape(-1)), lambda: (X / 100, X / 100 + 0.1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GAPPED)
+def test_a_view_of_a_copy_is_possible(name: str) -> None:
+    model, make = GAPPED[name]
+    compiled = tov.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*make()), model(*make()))
+
+
+@pytest.mark.parametrize("backend", ["openvino", "export"])
+def test_the_first_of_as_many_as_the_values_say(backend: str) -> None:
+    model = lambda x: x + torch.where(x > 0)[0][0]
+    compiled = tov.compile(model, backend=backend, options={"min_partition_us": 0})
+    with torch.no_grad():
+        for value in (X, -X, X.flip(0)):
+            torch.testing.assert_close(compiled(value), model(value))

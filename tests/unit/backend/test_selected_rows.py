@@ -363,3 +363,22 @@ def test_a_classifier_of_the_first_token_is_as_in_eager(dynamic: bool, precision
         else:
             torch.testing.assert_close(answer, expected, rtol=0, atol=0.05 * float(expected.abs().max()))
     assert compiled.report.summary.coverage == 1.0
+
+
+def test_groups_in_another_order_are_other_groups() -> None:
+    linear = torch.nn.Linear(8, 8)
+
+    def swapped(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        h = linear(x).view(2, 3, 6, 8).transpose(0, 1).reshape(6, 6, 8)
+        return h[torch.arange(6), rows]
+
+    def permuted(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        h = linear(x).view(2, 3, 6, 8).permute(1, 0, 2, 3).reshape(6, 6, 8)
+        return h[torch.arange(6), rows]
+
+    x = torch.randn(6, 6, 8)
+    for model in (swapped, permuted):
+        compiled = tov.compile(model, options={"min_partition_us": 0})
+        with torch.no_grad():
+            for rows in (torch.arange(6), torch.tensor([5, 0, 3, 3, 1, 4])):
+                torch.testing.assert_close(compiled(x, rows), model(x, rows))

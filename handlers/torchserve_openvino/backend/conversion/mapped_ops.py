@@ -10,7 +10,7 @@ import inspect
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -332,6 +332,8 @@ class Twin:
 
     def __init__(self, model: nn.Module, mappings: Mappings) -> None:
         self._pairs: dict[int, tuple[nn.Module, nn.Module]] = {}
+        # The submodules of each module that the twin has, and the module's path.
+        self._children: dict[int, tuple[dict[str, nn.Module | None], str]] = {}
         self._mappings = mappings
         self.model = self._copy(model, "")
 
@@ -351,29 +353,46 @@ class Twin:
         self._pairs[id(module)] = (module, twin)
         twin.__dict__.update(module.__dict__)
         # The dictionaries of parameters and buffers stay shared: an assignment to one shows in the other.
-        children = {name: child and self._copy(child, f"{path}.{name}" if path else name)
-                    for name, child in module._modules.items()}  # fmt: skip
-        twin.__dict__["_modules"] = children
+        self._adopt(module, twin, path)
         return twin
+
+    def _adopt(self, module: nn.Module, twin: nn.Module, path: str) -> None:
+        self._children[id(module)] = dict(module._modules), path
+        twin.__dict__["_modules"] = {
+            name: child and self._copy(child, f"{path}.{name}" if path else name)
+            for name, child in module._modules.items()
+        }
 
     def call(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps the compiled twin so that calls use and update the model's own attributes: mode, counters, settings."""
 
         def synchronized(*args: Any, **kwargs: Any) -> Any:
-            for source, twin in self._pairs.values():
-                _update(twin, source)
+            for source, twin in list(self._pairs.values()):
+                if source is not twin:
+                    children, path = self._children[id(source)]
+                    if source._modules != children:
+                        self._adopt(source, twin, path)
+            pairs = [(source, twin) for source, twin in self._pairs.values() if source is not twin]
+            for source, twin in pairs:
+                _assign(twin, source.__dict__, twin.__dict__)
+            before = [dict(twin.__dict__) for _, twin in pairs]
             try:
                 return compiled(*args, **kwargs)
             finally:
-                for source, twin in self._pairs.values():
-                    _update(source, twin)
+                # What else has changed the model meanwhile stays.
+                for (source, twin), known in zip(pairs, before, strict=True):
+                    _assign(source, twin.__dict__, known)
 
         return synchronized
 
 
-def _update(target: nn.Module, source: nn.Module) -> None:
-    if target is not source:
-        target.__dict__.update({name: value for name, value in source.__dict__.items() if name != "_modules"})
+def _assign(module: nn.Module, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Changes a module's attributes, but for its submodules, as others have changed."""
+    for name in (now.keys() | before.keys()) - {"_modules"}:
+        if name not in now:
+            module.__dict__.pop(name, None)
+        elif name not in before or before[name] is not now[name]:
+            module.__dict__[name] = now[name]
 
 
 def module_of(name: str) -> nn.Module:

@@ -139,9 +139,10 @@ class Route:
         args = self.template.copy()
         for index, leaf in self.places:
             args[index] = leaves[leaf]
-        if torch.is_autocast_enabled("cpu"):
-            # The graph has the casts of autocast already, also those that are left to PyTorch.
-            with torch.autocast("cpu", enabled=False):
+        if torch.is_autocast_enabled("cpu") or torch.is_grad_enabled():
+            # The graph has the casts of autocast already, also those that are left to PyTorch; and as AOTAutograd runs
+            # it, nothing in it has gradients.
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 results = self.run(*args)
         else:
             results = self.run(*args)

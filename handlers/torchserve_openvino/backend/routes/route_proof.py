@@ -21,6 +21,10 @@ class RouteProof:
         eager: The model.
         tracker: Holds the precision, and the failures of OpenVINO.
         poisoned: Poisons the memory of results.
+
+    Attributes:
+        is_proof: Whether OpenVINO computed all of the last run's results: where it refused the caller's values, eager
+            PyTorch was compared with itself.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class RouteProof:
         self._tracker = tracker
         self._poisoned = poisoned
         self._precision = str(tracker.config.get("effective_precision", ""))
+        self.is_proof = False
 
     def run(self, route: Route, leaves: list[Any], call: Any, *, compares: bool) -> tuple[Any, str]:
         """Runs a route, and compares its result.
@@ -43,7 +48,7 @@ class RouteProof:
         Returns:
             The result for the caller's values, and what is wrong with the route; empty if nothing is.
         """
-        failures = _failures(self._tracker)
+        failures, refusals = _failures(self._tracker), _failures(self._tracker, by_request=True)
         result, problem = self._tried(route, leaves)
         if compares or problem:
             # If eager raises as well, the caller's input is at fault, not the entry.
@@ -53,6 +58,7 @@ class RouteProof:
             problem = self._on_others(route, call)
         if _failures(self._tracker) != failures:
             problem = problem or "OpenVINO failed on it"
+        self.is_proof = _failures(self._tracker, by_request=True) == refusals
         return result, problem
 
     def _tried(self, route: Route, leaves: list[Any]) -> tuple[Any, str]:
@@ -77,7 +83,7 @@ class RouteProof:
         return problem or difference(result, expected, self._precision)
 
 
-def _failures(tracker: Tracker) -> int:
-    """Counts calls of partitions on which OpenVINO failed, except for those caused by the request."""
-    failures = (f for f in list(tracker.fallbacks) if f.kind == "runtime_failed" and not f.caused_by_request)
-    return sum(f.count for f in failures)
+def _failures(tracker: Tracker, *, by_request: bool = False) -> int:
+    """Counts calls of partitions on which OpenVINO failed, those caused by the request or the others."""
+    failures = [f for f in list(tracker.fallbacks) if f.kind == "runtime_failed"]
+    return sum(f.count for f in failures if f.caused_by_request == by_request)

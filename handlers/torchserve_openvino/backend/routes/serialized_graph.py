@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,21 @@ def decode(value: Any, values: Sequence[Any] = ()) -> Any:
     raise PlainGraphError(f"an unknown kind of argument: {kind}")
 
 
+def _references(value: Any) -> Iterator[int]:
+    """Yields the references in encoded values."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+    elif isinstance(value, Mapping):
+        for kind, content in value.items():
+            if kind == "node":
+                yield content
+            elif kind == "dict" and isinstance(content, Mapping):
+                yield from _references(list(content.values()))
+            else:
+                yield from _references(content)
+
+
 def _target(name: str) -> Callable[..., Any]:
     if name in _BUILTINS:
         return _BUILTINS[name]
@@ -195,6 +210,19 @@ class PlainGraph:
             else:
                 self._output = node["args"]
             self._steps.append((step, node.get("args"), node.get("kwargs")))
+        self._ends = self._last_uses(plain["nodes"])
+
+    @staticmethod
+    def _last_uses(nodes: Sequence[Any]) -> list[list[int]]:
+        """Returns which values each node is the last one to use; the output's stay."""
+        last: dict[int, int] = {}
+        for i, node in enumerate(nodes):
+            for used in _references([node.get("args"), node.get("kwargs")]):
+                last[used] = i
+        ends: list[list[int]] = [[] for _ in nodes]
+        for used, i in last.items():
+            ends[i].append(used)
+        return ends
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph on all its inputs, in order."""
@@ -206,6 +234,9 @@ class PlainGraph:
         for i, (step, step_args, step_kwargs) in enumerate(self._steps):
             if step is not None:
                 values[i] = step(*decode(step_args, values), **decode(step_kwargs, values))
+                # As torch's own graphs do: all results of a large model at once would not fit into memory.
+                for used in self._ends[i]:
+                    values[used] = None
         return decode(self._output, values)
 
 

@@ -149,10 +149,11 @@ class FreezingRunner(Runner):
         with calls.lock(entry):
             route = calls.load(entry, fields)
             if route is not None:
-                result = self._proven(route, leaves, args, kwargs)
+                result, is_proof = self._proven(route, leaves, args, kwargs)
                 if result is not None:
-                    frozen.put(key, route)
-                    calls.accept(entry)
+                    if is_proof:
+                        frozen.put(key, route)
+                        calls.accept(entry)
                     return result[0]
                 calls.reject(entry)
             answer, recorded = self._recorded(frozen, key, leaves, args, kwargs)
@@ -164,17 +165,18 @@ class FreezingRunner(Runner):
 
     def _proven(
         self, route: Route, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
-        """Returns the result of a route from the cache; None if it is wrong (see `RouteProof`)."""
+    ) -> tuple[tuple[Any] | None, bool]:
+        """Returns the result of a route from the cache, None if it is wrong, and whether that is a proof."""
         proof = RouteProof(self.model, self._tracker, self.poisoned)
         result, problem = proof.run(route, leaves, (args, kwargs), compares=self._proves)
         if problem:
             logger.warning("A cached model is rejected and compiled again: %s", problem)
-            return None
-        self._tracker.cache.verified += self._proves
-        if self._settings.resolved.options.verify == "first":
-            self._settings.comparison.count()
-        return (result,)
+            return None, False
+        if proof.is_proof or not self._proves:
+            self._tracker.cache.verified += self._proves
+            if self._settings.resolved.options.verify == "first":
+                self._settings.comparison.count()
+        return (result,), proof.is_proof or not self._proves
 
     @property
     def running(self) -> Mapping[FallbackPartition, RunningPartition]:

@@ -4,6 +4,7 @@ Results are written to torch's memory where an OpenVINO kernel is sure to write 
 """
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,24 +56,31 @@ def array_over(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
 
 
 class OutputMemory:
-    """Allocates the memory that results are written to.
-
-    Attributes:
-        poisoned: Whether the memory is filled with NaN (integers: a large negative number) before an inference, so that
-            a comparison of results reveals memory that was not written.
-    """
+    """Allocates the memory that results are written to."""
 
     def __init__(self) -> None:
-        self.poisoned = False
+        self._lock = threading.Lock()
+        # Contexts of `poison` that last.
+        self._poisoning = 0
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the memory is filled with NaN (integers: a large negative number) before an inference.
+
+        A comparison of results then reveals memory that was not written.
+        """
+        return self._poisoning > 0
 
     @contextmanager
     def poison(self) -> Iterator[None]:
         """Poisons the memory while the context lasts, for all threads."""
-        before, self.poisoned = self.poisoned, True
+        with self._lock:
+            self._poisoning += 1
         try:
             yield
         finally:
-            self.poisoned = before
+            with self._lock:
+                self._poisoning -= 1
 
     def new(self, spec: ValueSpec) -> torch.Tensor:
         """Allocates memory for one result of a known shape."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torchserve_openvino.ops.names import value_of
-from torchserve_openvino.passes.fx.nodes import add_call, is_returned
+from torchserve_openvino.passes.fx.nodes import add_call, is_returned, may_be_view
 from torchserve_openvino.passes.pass_context import PassContext
 
 aten = torch.ops.aten
@@ -38,6 +38,9 @@ def take_parts(graph: Graph, _: PassContext) -> None:
             continue
         with graph.inserting_before(node):
             part = _part(graph, _arguments(node)[0], which % 2)
+        if part is not None and any(map(may_be_view, node.users)) and not value_of(part).is_contiguous():
+            # Views of the selection need not be possible of the part.
+            part = None
         if part is not None:
             node.replace_all_uses_with(part)
             graph.erase_node(node)
@@ -55,7 +58,11 @@ def _is_last(node: Node) -> bool:
     """Returns True if a node selects along the last dimension of what it takes, and that one has two elements."""
     source, dim, *_ = _arguments(node)
     value = value_of(source)
-    return isinstance(value, Tensor) and dim % value.dim() == value.dim() - 1 and value.shape[-1] == 2
+    if not isinstance(value, Tensor) or dim % value.dim() != value.dim() - 1:
+        return False
+    size = value.shape[-1]
+    # A symbol would get a guard.
+    return isinstance(size, int) and size == 2
 
 
 def _part(graph: Graph, node: Any, which: int) -> Node | None:

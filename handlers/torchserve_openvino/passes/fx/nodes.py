@@ -1,5 +1,6 @@
 """Nodes that passes add to a graph, or replace."""
 
+import operator
 from typing import Any
 
 import torch
@@ -38,4 +39,7 @@ def is_returned(node: Node) -> bool:
 def may_be_view(node: Node) -> bool:
     """Returns True if a node's result may have the memory of its input."""
     op = node.target
-    return op is aten.reshape.default or (isinstance(op, torch._ops.OpOverload) and op.is_view)
+    # The parts of what splits a tensor.
+    if op in {aten.reshape.default, operator.getitem}:
+        return True
+    return isinstance(op, torch._ops.OpOverload) and op.is_view

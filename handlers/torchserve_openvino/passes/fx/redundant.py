@@ -7,6 +7,7 @@ back: scales of dynamic quantization are float64, in which OpenVINO has none.
 import torch
 from torch.fx import Graph, Node
 
+from torchserve_openvino.ops.memory_order import example_strides
 from torchserve_openvino.ops.names import value_of
 from torchserve_openvino.passes.fx.nodes import is_returned, may_be_view
 from torchserve_openvino.passes.pass_context import PassContext
@@ -47,7 +48,11 @@ def drop_round_trips(graph: Graph, _: PassContext) -> None:
         before, between, after = (_dtype(cast) for cast in (first, wide, node))
         if between is None or before is not after or before not in _HOLDS.get(between, ()):
             continue
-        node.replace_all_uses_with(first, delete_user_cb=lambda user: not _returns(user))
+        # Views of the copy need not be possible of what was copied.
+        moved = example_strides(value_of(first)) != example_strides(value_of(node))
+        node.replace_all_uses_with(
+            first, delete_user_cb=lambda user, moved=moved: not (_returns(user) or (moved and may_be_view(user)))
+        )
         if node.users:
             node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (first,), {}
     for node in reversed(list(graph.nodes)):

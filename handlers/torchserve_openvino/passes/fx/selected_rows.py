@@ -376,14 +376,18 @@ def _of_moved(node: Node, axis: Axis, row: SelectedRow) -> dict[Node, SelectedRo
     if not axis.is_plain:
         return None
     arguments, source, dims = arguments_of(node), node.all_input_nodes[0], _tensor(node).dim()
-    dim, before = axis.dim, _shape(_tensor(source))
+    order, before = list(range(dims)), _shape(_tensor(source))
     if node.target is aten.permute.default:
-        dim = arguments["dims"][dim] % dims
+        order = [dim % dims for dim in arguments["dims"]]
     elif node.target is aten.transpose.int:
         first, second = arguments["dim0"] % dims, arguments["dim1"] % dims
-        dim = {first: second, second: first}.get(dim, dim)
-    elif before[dim] != row.size:
+        order[first], order[second] = second, first
+    elif before[axis.dim] != row.size:
         return None
+    if isinstance(row.index, Chosen) and order[: axis.dim] != list(range(axis.dim)):
+        # As many groups, but in another order.
+        return None
+    dim = order[axis.dim]
     return _same_groups({source: SelectedRow(_product(before[:dim]), row.size, row.index)}, row)
 
 

@@ -49,6 +49,10 @@ def _factor(node: ov.Node) -> float | None:
         return None
     if kind == "Negative":
         return -1.0
+    ranks = [output.get_partial_shape().rank for output in (node.input_value(_value_position(node)), node.output(0))]
+    if any(rank.is_dynamic for rank in ranks) or ranks[0].get_length() != ranks[1].get_length():
+        # A number of more dimensions than the value adds some.
+        return None
     numbers = [_number(value) for value in node.input_values()]
     if kind == "Multiply":
         return next((number for number in numbers if number is not None), None)
