@@ -76,7 +76,7 @@ def _autoscaling(result: Result) -> dict[str, Any] | None:
 def _confirmation(result: Result) -> str | None:
     """Returns what the winner's last start showed, as a sentence; None where there was none."""
     if result.unconfirmed:
-        return f"Not confirmed: started once more, the choice could not serve. {result.unconfirmed}"
+        return f"Not confirmed: started once more, the winner of the search could not serve. {result.unconfirmed}"
     if result.confirmation is None:
         return None
     if not result.confirmation.rate:

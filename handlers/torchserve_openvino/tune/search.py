@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -72,6 +72,20 @@ class SearchResult(Generic[C]):
     best: Standing[C] | None
     reason: str
     trials: int
+
+    def without_winner(self, why: str) -> "SearchResult[C]":
+        """Returns the result if the winner can't serve after all: the present candidate stays, where it can.
+
+        Args:
+            why: Why it can't, in a sentence.
+        """
+        present = self.standings[0]
+        if self.best is present:
+            return self
+        reason = f"the winner could not serve when it was started once more: {why}"
+        if present.left:
+            return replace(self, best=None, reason=f"{reason}; the present configuration is out: {present.left}")
+        return replace(self, best=present, reason=f"{reason}; the present configuration stays")
 
 
 @dataclass

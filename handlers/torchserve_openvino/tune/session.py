@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ class Session:
                 result.confirmation = trials.confirm(choice.best.candidate)
             except RejectedError as error:
                 result.unconfirmed = str(error)
-                result.choice = _without_winner(choice, result.unconfirmed)
+                result.choice = choice.without_winner(result.unconfirmed)
             except KeyboardInterrupt:
                 result.interrupted = True
         best = result.choice.best
@@ -196,17 +196,6 @@ def requests_for(folder: list[Body] | None, variants: Variants) -> tuple[list[Bo
         "depends on the input; give real ones: --requests FOLDER."
     )
     return [Body(path, content_type(path)) for path in samples], [warning]
-
-
-def _without_winner(choice: SearchResult[Candidate], why: str) -> SearchResult[Candidate]:
-    """Returns the result if the winner can't serve after all: the present configuration stays, where it can."""
-    present = choice.standings[0]
-    if choice.best is present:
-        return choice
-    reason = f"the winner could not serve when it was started once more: {why}"
-    if present.left:
-        return replace(choice, best=None, reason=f"{reason}; the present configuration is out: {present.left}")
-    return replace(choice, best=present, reason=f"{reason}; the present configuration stays")
 
 
 class _Trials:

@@ -198,3 +198,13 @@ def test_those_that_were_left_behind_serve_where_each_finalist_is_rejected() -> 
         rounds = 0
         choice = Search(measure, BUDGET, random.Random(seed)).run(0, [1, 2, 3, 4])
         assert choice.best is None or not choice.best.rejected
+
+
+def test_a_winner_that_cannot_serve_after_all_leaves_the_present_one() -> None:
+    choice = searched([50.0, 100.0, 60.0], 2)
+    without = choice.without_winner("wrong answer")
+    assert choice.best.candidate == 1 and without.best is choice.standings[0]
+    assert "could not serve when it was started once more: wrong answer; the present" in without.reason
+    choice.standings[0].left = "no memory"
+    assert choice.without_winner("wrong answer").best is None
+    assert without.without_winner("again") is without
