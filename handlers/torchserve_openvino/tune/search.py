@@ -83,7 +83,7 @@ class SearchResult(Generic[C]):
         if self.best is present:
             return self
         reason = f"the winner could not serve when it was started once more: {why}"
-        if present.left:
+        if present.rejected or not present.score > 0:
             return replace(self, best=None, reason=f"{reason}; the present configuration is out: {present.left}")
         return replace(self, best=present, reason=f"{reason}; the present configuration stays")
 

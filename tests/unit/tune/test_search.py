@@ -205,6 +205,6 @@ def test_a_winner_that_cannot_serve_after_all_leaves_the_present_one() -> None:
     without = choice.without_winner("wrong answer")
     assert choice.best.candidate == 1 and without.best is choice.standings[0]
     assert "could not serve when it was started once more: wrong answer; the present" in without.reason
-    choice.standings[0].left = "no memory"
+    choice.standings[0].left, choice.standings[0].rejected = "no memory", True
     assert choice.without_winner("wrong answer").best is None
     assert without.without_winner("again") is without
