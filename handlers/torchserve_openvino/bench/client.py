@@ -82,10 +82,11 @@ def broken_off(stream: bytes) -> str:
     try:
         content = json.loads(last)
     except ValueError:
-        return "" if not last else "the last event is no JSON"
+        # Other streams have texts.
+        return "the last event is cut off" if last.startswith(b"{") else ""
     if not isinstance(content, dict):
         return ""
-    fails = "error" in content or {"code", "message"} <= content.keys() or str(content.get("type")).endswith("error")
+    fails = content.get("error") or {"code", "message"} <= content.keys() or str(content.get("type")).endswith("error")
     return last.decode(errors="replace") if fails else ""
 
 

@@ -68,6 +68,8 @@ def pack_tuned(
         recorded = {name: facts[name] for name in _KEPT if name in facts}
         (folder / TUNED).write_text(json.dumps(recorded, indent=1), encoding="utf-8")
         if precompiles or (folder / PACKAGED_FOLDER).is_dir():
+            if not levels:
+                step("compiling for this CPU; --level names further ones")
             precompile(folder, levels, step)
         write(folder, target)
     return target

@@ -40,10 +40,11 @@ class TensorHandler(ItemHandler):
         served = self._openvino.served
         if served is None:
             return TensorCall(self._parse(body(item)), None)
-        request = self._parse(body(item), _guess(served.inputs))
+        floats = _guess(served.inputs)
+        request = self._parse(body(item), floats)
         guess = convert if request.guessed_types else None
         fitted = served.fit(request.positional, request.named, guess)
-        if fitted is None and guess is not None:
+        if fitted is None and guess is not None and floats is not torch.float32:
             request = self._parse(body(item))
         return TensorCall(request, fitted)
 

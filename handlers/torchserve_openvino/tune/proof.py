@@ -66,7 +66,7 @@ def _content(answer: ModelAnswer) -> Any:
     if answer.body.startswith(_ARRAYS):
         return np.load(io.BytesIO(answer.body), allow_pickle=False)
     if answer.content_type.startswith("image/"):
-        return _picture(answer.body)
+        return _Picture.of(answer.body)
     if answer.content_type.startswith("text/event-stream"):
         return _streamed_text(answer.body)
     try:
@@ -75,11 +75,18 @@ def _content(answer: ModelAnswer) -> Any:
         return answer.body
 
 
-def _picture(body: bytes) -> np.ndarray:
-    """Returns the pixels, uint8 or uint16 ``[height, width]`` or uint8 ``[height, width, channels]``."""
-    picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP"))
-    # Pillow has 16 bits in int32.
-    return np.asarray(picture).astype(np.uint16) if picture.mode.startswith("I") else np.asarray(picture)
+@dataclass(frozen=True)
+class _Picture:
+    """The pixels of a picture, uint8 or uint16 ``[height, width]`` or uint8 ``[height, width, channels]``."""
+
+    pixels: np.ndarray
+
+    @staticmethod
+    def of(body: bytes) -> "_Picture":
+        picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG", "WEBP"))
+        pixels = np.asarray(picture)
+        # Pillow has 16 bits in int32.
+        return _Picture(pixels.astype(np.uint16) if picture.mode.startswith("I") else pixels)
 
 
 def _opened(key: str, before: Any, after: Any) -> tuple[Any, Any]:
@@ -88,7 +95,7 @@ def _opened(key: str, before: Any, after: Any) -> tuple[Any, Any]:
         return before, after
     try:
         if before.startswith(_PNG) and after.startswith(_PNG):
-            return _picture(base64.b64decode(before)), _picture(base64.b64decode(after))
+            return _Picture.of(base64.b64decode(before)), _Picture.of(base64.b64decode(after))
         if key == "embedding":
             return np.frombuffer(base64.b64decode(before), "<f4"), np.frombuffer(base64.b64decode(after), "<f4")
     except (ValueError, OSError):
@@ -109,8 +116,10 @@ def _streamed_text(body: bytes) -> str:
 
 
 def _compare(before: Any, after: Any, tolerance: float, path: str) -> str | None:
-    if isinstance(before, np.ndarray) and before.dtype in (np.uint8, np.uint16):
-        return _compare_pictures(before, after, tolerance, path)
+    if isinstance(before, _Picture):
+        if not isinstance(after, _Picture):
+            return f"{path} is no picture"
+        return _compare_pictures(before.pixels, after.pixels, tolerance, path)
     if isinstance(before, np.ndarray) or _is_numbers(before):
         return _compare_numbers(before, after, tolerance, path)
     if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -150,8 +159,8 @@ def _compare_numbers(before: Any, after: Any, tolerance: float, path: str) -> st
     return f"{path} differs by {worst:.2g}, more than {tolerance * scale:.2g}" if worst > tolerance * scale else None
 
 
-def _compare_pictures(before: np.ndarray, after: Any, tolerance: float, path: str) -> str | None:
-    if not isinstance(after, np.ndarray) or before.shape != after.shape or before.dtype != after.dtype:
+def _compare_pictures(before: np.ndarray, after: np.ndarray, tolerance: float, path: str) -> str | None:
+    if before.shape != after.shape or before.dtype != after.dtype:
         return f"{path} is another kind of picture"
     off = np.abs(before.astype(np.int64) - after.astype(np.int64))
     if before.ndim == 2 and before.dtype == np.uint8:
@@ -184,9 +193,9 @@ def _compare_scores(before: Mapping[str, float], after: Mapping[str, float], tol
 def _are_scores(values: Mapping[str, Any]) -> bool:
     """Whether these are numbers that may differ a little: not those that count or name something."""
     numbers = list(values.values())
-    return all(isinstance(number, float) for number in numbers) or (
-        values.keys() == _BOX and all(map(_is_number, numbers))
-    )
+    if values.keys() == _BOX:
+        return all(map(_is_number, numbers))
+    return bool(numbers) and all(isinstance(number, float) for number in numbers)
 
 
 def _is_number(value: Any) -> bool:

@@ -372,7 +372,7 @@ class Twin:
                     children, path = self._children[id(source)]
                     if source._modules != children:
                         self._adopt(source, twin, path)
-            pairs = [(source, twin) for source, twin in self._pairs.values() if source is not twin]
+            pairs = [(source, twin) for source, twin in list(self._pairs.values()) if source is not twin]
             for source, twin in pairs:
                 _assign(twin, source.__dict__, twin.__dict__)
             before = [dict(twin.__dict__) for _, twin in pairs]

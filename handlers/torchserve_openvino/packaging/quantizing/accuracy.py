@@ -127,9 +127,11 @@ def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
         torch.cat([tensor.double().flatten() for tensor in some if tensor.is_floating_point()])
         for some in (ours, theirs)
     )
+    if a.shape != b.shape:
+        return -1.0
     # Masks are -inf.
     known = b.isfinite()
-    if not bool(known.any()):
+    if b.numel() and not bool(known.any()):
         raise PackagingError("the model in f32 returns no finite number, so that its accuracy can't be measured.")
     if not torch.equal(a[~known].nan_to_num(0.5), b[~known].nan_to_num(0.5)) or not bool(a[known].isfinite().all()):
         return -1.0

@@ -13,7 +13,7 @@ from typing import Any
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, CacheSettings, open_cache
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ServingConfig
-from torchserve_openvino.errors import ConfigError, ModelLoadError
+from torchserve_openvino.errors import ConfigError, ModelLoadError, TorchServeOpenVINOError
 from torchserve_openvino.generation.text.choosing import EngineChoice, choose, may_be_genai
 from torchserve_openvino.generation.text.compiled_steps import check as check_compiled
 from torchserve_openvino.generation.text.compiled_steps import places_of
@@ -215,10 +215,8 @@ def _on_openvino(source: EngineSource) -> Generator:
         else:
             choice = choose(section, load_config(source.folder))
         demands = ", ".join(demanded(source.folder, APPLIED))
-        if demands and choice.engine == "genai" and section.engine is None and _may_compile(config):
-            choice = EngineChoice(
-                "compile", f"OpenVINO GenAI does not do what generation_config.json demands: {demands}"
-            )
+        if demands and making is not None and choice.engine == "genai" and section.engine is None:
+            return _by_demand(source, making, prompts, demands)
         if making is not None and choice.engine == "genai":
             return _by_genai(making, choice.why)
     except ModelLoadError as error:
@@ -228,6 +226,18 @@ def _on_openvino(source: EngineSource) -> Generator:
     logger.info("generate.engine: compile, because %s", choice.why)
     opened = open_compiled(source.folder, source.context, prompts, choice.why)
     return Generator(opened.engine, opened.tracker, opened.facts)
+
+
+def _by_demand(source: EngineSource, making: Making, prompts: list[list[int]], demands: str) -> Generator:
+    """Starts the engine that does what generation_config.json demands, where it takes the model; else `genai`."""
+    why = f"generation_config.json demands what OpenVINO GenAI does not do: {demands}"
+    if _may_compile(source.context.config):
+        try:
+            opened = open_compiled(source.folder, source.context, prompts, why)
+            return Generator(opened.engine, opened.tracker, opened.facts)
+        except TorchServeOpenVINOError as error:
+            why = f"{why}; but generate.engine: compile does not take the model: {error}"
+    return _by_genai(making, why)
 
 
 def _may_compile(config: ServingConfig) -> bool:

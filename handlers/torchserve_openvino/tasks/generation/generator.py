@@ -289,7 +289,9 @@ class TextGenerator(HubHandler):
                     for request, call in zip(requests, calls, strict=False):
                         if not call.done and request.is_gone():
                             call.fail(BusyError("the client hung up"))
-                        # The last piece, too: other calls may take longer.
+                        if call.streams and call.done:
+                            # It need not wait for the others, but for the policy.
+                            self._check_policy(calls)
                         if call.streams and (text := call.pieces()):
                             request.send(Response(text, EVENT_STREAM))
             finally:

@@ -223,11 +223,15 @@ class RequestReader:
 
     def text_of(self, token: int) -> str:
         """Returns the text of one token, as it is behind others: some decoders drop a space at the beginning."""
-        return self.decode([*self._letter, token])[len(self.decode(self._letter)) :]
+        letter, length = self._letter
+        return self.decode([*letter, token])[length:]
 
     @cached_property
-    def _letter(self) -> list[int]:
-        return list(self._tokenizer.encode("a", add_special_tokens=False))[-1:]
+    def _letter(self) -> tuple[list[int], int]:
+        """A token of text, and how many characters it has at the beginning of a text."""
+        with self._lock:
+            letter = list(self._tokenizer.encode("a", add_special_tokens=False))[-1:]
+        return letter, len(self.decode(letter))
 
     def _tokens(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if len(text) > self._limits.max_bytes:
