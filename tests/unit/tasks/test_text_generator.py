@@ -220,6 +220,8 @@ def test_a_fallback_that_the_policy_refuses(folder: Path, tmp_path: Path, monkey
     try:
         (answer,) = talker.ask(COMPLETION, {"prompt": "Hello", "max_tokens": 3})
         assert answer["error"]["type"] and "fallback does not allow it" in answer["error"]["message"]
+        (rest,) = talker.ask(COMPLETION, {"prompt": "Hello", "max_tokens": 3, "stream": True})
+        assert b"fallback does not allow it" in talker.streamed() + str(rest).encode()
         monkeypatch.undo()
         assert talker.ask(COMPLETION, {"prompt": "Hello", "max_tokens": 3})[0]["choices"]
     finally:

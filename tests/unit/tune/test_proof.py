@@ -151,3 +151,9 @@ def test_vectors_in_base64_are_compared_as_numbers() -> None:
 
     assert difference(embedded(vector), embedded(vector + 5e-4), "f32") is None
     assert "differs" in str(difference(embedded(vector), embedded(vector + 5e-3), "f32"))
+
+
+def test_an_answer_without_labels_is_another_one() -> None:
+    assert "keys" in str(difference(answer({"cat": 0.9}), answer({}), "f32"))
+    labels = np.full((1, 8, 8), 3, np.uint8)
+    assert "differs" in str(difference(array(labels), array(labels + 1), "f32"))
