@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "aten.gcd.default": (INTS, torch.tensor(4, dtype=torch.int32)),
     "aten.index_add.default": (X, 1, torch.tensor([0, 0]), torch.ones(2, 2)),
     "aten.index_fill.int_Scalar": (torch.tensor(1.0), 0, torch.tensor([0]), 5),
+    "aten.index_fill.int_Tensor": (torch.tensor(1.0), 0, torch.tensor([0]), torch.tensor(5.0)),
     "aten.kthvalue.default": (X, 2),
     "aten.linalg_cross.default": (X, X.flip(0)),
     "aten.log_sigmoid_forward.default": (torch.tensor([-100.0, 1.0]),),
@@ -56,8 +57,8 @@ CASES: dict[str, tuple[Any, ...]] = {
 # Those for which OpenVINO raises an error, in conversion or because an output has another type or shape.
 RAISES = {
     "aten._native_batch_norm_legit_functional.default", "aten.clamp.Tensor", "aten.gcd.default",
-    "aten.index_add.default", "aten.index_fill.int_Scalar", "aten.kthvalue.default", "aten.linalg_cross.default",
-    "aten.searchsorted.Tensor",
+    "aten.index_add.default", "aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor", "aten.kthvalue.default",
+    "aten.linalg_cross.default", "aten.searchsorted.Tensor",
 }  # fmt: skip
 
 
