@@ -31,6 +31,11 @@ def class_and_line(error: BaseException) -> str:
     return name if line == name else f"{name}: {line}"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, for which torch raises RuntimeError instead of MemoryError."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
 class ConfigError(TorchServeOpenVINOError, ValueError):
     """A configuration that can't be used: an unknown key, a value out of range, two settings that exclude each other.
 

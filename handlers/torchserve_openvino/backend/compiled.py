@@ -113,7 +113,10 @@ class CompiledModule(ModelProxy):
         return self._runner.reject_cached()
 
     def confirm_cached(self) -> None:
-        """Records that the results of all calls so far were compared with eager PyTorch's."""
+        """Records that the results of all calls so far were compared with eager PyTorch's.
+
+        Later calls from the cache are compared before their results are used.
+        """
         self._runner.confirm_cached()
 
     def release_weights(self) -> "CompiledModule":

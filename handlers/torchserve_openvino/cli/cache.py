@@ -171,6 +171,7 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file that export wrote.", show_default=False)],
     folder: Dir = None,
+    limit: Annotated[float, typer.Option(help="Most bytes of the cache, in 10^9, as cache.limit_gb.", min=0)] = 20.0,
 ) -> None:
     """Import the entries of a tar file. Every file is verified; damaged entries are reported and left out.
 
@@ -185,6 +186,7 @@ def import_(
     from torchserve_openvino.cache.storage import bundle
 
     store = _change(folder, make=True)
+    store.limit_bytes = int(limit * 1e9)
     with tables.progress("Reading") as progress, reporting_errors(file):
         moved = bundle.import_(store, file, progress=progress)
     tables.print_moved(moved, f"imported into {store.root}")
@@ -209,9 +211,13 @@ def clear(folder: Dir = None, yes: Annotated[bool, typer.Option("--yes", "-y", h
 
 def default_dir() -> Path:
     """Returns the folder in which the backend keeps its cache by default."""
+    from torchserve_openvino.cache.storage.remote import is_remote, local_folder
     from torchserve_openvino.config.options import ENV_CACHE_DIR, cache_root
 
     configured = os.environ.get(ENV_CACHE_DIR, "").strip()
+    if is_remote(configured):
+        # What this machine has of it.
+        return local_folder(configured, cache_root())
     return Path(os.path.normpath(cache_root() / Path(configured).expanduser())) if configured else cache_root()
 
 

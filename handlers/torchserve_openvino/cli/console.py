@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import typer
@@ -14,6 +15,8 @@ from rich.console import Console
 # A command that compiles models dies with OpenVINO's compiler. The next run finds out where and why, and goes on; the
 # third is for what only shows then.
 _RUNS = 3
+# What ends a command from outside, beside Ctrl-C.
+_ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 # Wide enough that a table in a file or a pipe is not cut at the 80 columns that rich assumes there.
 _PIPE_WIDTH = 160
 
@@ -68,9 +71,11 @@ def outlive_deaths() -> None:
         if not child:
             return
         # Ctrl-C reaches the child too, which says what it interrupts.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+        before |= {number: signal.signal(number, partial(_pass_on, child)) for number in _ENDS}
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if code >= 0:
             sys.exit(code)
         name = signal.Signals(-code).name
@@ -80,6 +85,10 @@ def outlive_deaths() -> None:
         typer.echo(f"the process was ended by {name}; once more, to find out where", err=True)
 
 
+def _pass_on(child: int, number: int, frame: object) -> None:
+    os.kill(child, number)
+
+
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Ends the block by an exception on SIGTERM and SIGHUP too, so that servers and folders do not outlive it."""
@@ -87,8 +96,7 @@ def ending_on_signals() -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> NoReturn:
         raise SystemExit(128 + signum)
 
-    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {signum: signal.signal(signum, interrupt) for signum in signals}
+    before = {signum: signal.signal(signum, interrupt) for signum in _ENDS}
     try:
         yield
     finally:

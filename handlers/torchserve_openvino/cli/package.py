@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def package(
     model_name: Annotated[str | None, typer.Option(help="The model's name in TorchServe.", show_default=False)] = None,
-    version: Annotated[str, typer.Option(help="The model's version.")] = "1.0",
+    version: Annotated[str | None, typer.Option(help="The model's version.", show_default="1.0")] = None,
     model_file: Annotated[
         Path | None, typer.Option(help="Python file with the model's class.", exists=True, show_default=False)
     ] = None,
@@ -192,7 +192,8 @@ def package(
                 "--handler": handler, "--model-file": model_file, "--serialized-file": serialized_file,
                 "--config-file": config_file, "--index-to-name": index_to_name, "--sample": sample,
                 "--extra-files": extra_files, "--requirements-file": requirements_file, "--quantize": quantize,
-                "--calibration": calibration, "--from": made, "--bundle-package": bundle_package or None,
+                "--calibration": calibration, "--from": made, "--version": version,
+                "--bundle-package": bundle_package or None,
             })  # fmt: skip
             _tuned(tuned, export_path, force=force, precompiles=precompile, levels=level or [], as_json=as_json)
             return
@@ -222,7 +223,7 @@ def package(
         if (target := export_path / f"{model_name}.mar").exists() and not force:
             fail(f"{target} exists; replace it with --force.")
         handler_file = _handler(handler or "tensor")
-        arguments = ["--version", version, "--handler", handler_file]
+        arguments = ["--version", version or "1.0", "--handler", handler_file]
         for option, path in (
             ("--model-file", model_file),
             ("--serialized-file", serialized_file),
@@ -236,9 +237,10 @@ def package(
 
         # The archive has one folder: what the command line names wins over a file beside the configuration.
         names = {path.name for path in extra}
-        _check_names([model_file, serialized_file, config_file, requirements_file, Path(handler_file), *extra])
+        named = [path for path in named if path.name not in names]
+        _check_names([model_file, serialized_file, config_file, requirements_file, Path(handler_file), *extra, *named])
         recipe = Recipe(
-            model_name, arguments, [*extra, *(path for path in named if path.name not in names)], requirements_file,
+            model_name, arguments, [*extra, *named], requirements_file,
             bundle_package, precompile, level or [], pretrained,
             Quantizing(quantize, calibration, made, beside),
         )  # fmt: skip

@@ -92,6 +92,7 @@ def deploy(
         address = "local"
     if host in _LOOPBACK and not address and "RAY_ADDRESS" not in os.environ and not _CURRENT_CLUSTER.exists():
         address = "local"
+    is_own = address == "local" or not (address or "RAY_ADDRESS" in os.environ or _CURRENT_CLUSTER.exists())
     if host in _LOOPBACK and address == "local":
         os.environ.setdefault(MORE_NODES, "0")
     try:
@@ -106,14 +107,18 @@ def deploy(
 
     with steps(lambda text: typer.echo(text, err=True)) as step:
         step("connecting to Ray")
-        cluster.init(address=address, log_to_driver=False, logging_level="warning", include_dashboard=False)
-        serve.start(http_options={"host": host, "port": port})
+        try:
+            cluster.init(address=address, log_to_driver=False, logging_level="warning", include_dashboard=False)
+            serve.start(http_options={"host": host, "port": port})
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            fail(f"Ray Serve does not start: {error}")
         step("loading and verifying on each replica")
         try:
             serve.run(app(args), name=name, route_prefix="/")
         except RuntimeError as error:
             fail(f"{error}\n`serve status` and Ray's logs say why a replica did not start.")
-    typer.echo(f"READY: {', '.join(path.stem for path in archives)} on http://{host}:{port}/predictions/NAME")
+    where = f"http://{host}:{port}" if is_own else "the cluster's address for HTTP"
+    typer.echo(f"READY: {', '.join(path.stem for path in archives)} on {where}/predictions/NAME")
     if not detach:
         _wait_for_the_end()
         serve.shutdown()

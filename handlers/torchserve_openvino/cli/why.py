@@ -16,7 +16,7 @@ from torchserve_openvino.cli.reports.tables import DEFAULT_MANAGEMENT, Logs, Man
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from torchserve_openvino.cli.reports.worker_log import Cause
+    from torchserve_openvino.cli.reports.worker_log import Cause, LogState
 
 _SECONDS_BETWEEN = 0.5
 # A server that starts answers much earlier, and knows the models that it starts with.
@@ -45,7 +45,7 @@ def why(
         torchserve-openvino why net/1.0 --logs /var/log/torchserve --json
     """
     from torchserve_openvino.cli.reports.source import ReportNotFoundError, answering, fetch, workers_of
-    from torchserve_openvino.cli.reports.worker_log import LogState, deaths_in, read_logs
+    from torchserve_openvino.cli.reports.worker_log import LogState, deaths_in
 
     state: dict[str, Any] = {"model": model, "workers": {}, "server": "", "cause": None, "loading": None, "died": []}
     management = answering(management)
@@ -55,7 +55,7 @@ def why(
         state["server"] = str(error)
     served = bool(state["workers"]) and set(state["workers"].values()) == {"READY"}
     folder = logs or log_folder()
-    log = LogState() if served else read_logs(folder, model)
+    log = LogState() if served else _read(folder, model)
     state["cause"] = vars(log.cause) if log.cause is not None else None
     state["loading"] = vars(log.loading) if log.loading is not None else None
     # A worker that is busy, or of another handler, gives no report.
@@ -120,7 +120,7 @@ def ready(
         torchserve-openvino ready --once --url http://127.0.0.1:9000
     """
     from torchserve_openvino.cli.reports.readiness import OTHER_HANDLER, ServerAddress, not_ready
-    from torchserve_openvino.cli.reports.worker_log import NOW, LogState, read_logs
+    from torchserve_openvino.cli.reports.worker_log import NOW
 
     server = ServerAddress(url.rstrip("/"), management.rstrip("/"), token, inference_token)
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
@@ -131,8 +131,8 @@ def ready(
                 fail(f"not ready: {problem}")
             if not _is_unknown(problem):
                 known = time.monotonic()
-            log = read_logs(folder, model) if model is not None else LogState()
-            step = f"{model} {log.loading.text}" if log.loading is not None else problem
+            log = _read(folder, model)
+            step = f"{model} {log.loading.text}" if model is not None and log.loading is not None else problem
             if step != shown:
                 shown = step
                 show(step)
@@ -141,12 +141,21 @@ def ready(
             # No wait changes that.
             refused = refused or OTHER_HANDLER in problem
             if refused or late:
-                if log.cause is not None:
+                if log.cause is not None and (model is not None or refused):
                     _print_cause(stdout(), log.cause, "cause: ")
                 after = "" if refused else f" after {time.monotonic() - start:.0f} s"
                 fail(f"not ready{after}: {problem}")
             time.sleep(_SECONDS_BETWEEN)
     typer.echo(f"{model or 'all models'}: ready")
+
+
+def _read(folder: Path, model: str | None) -> "LogState":
+    from torchserve_openvino.cli.reports.worker_log import read_logs
+
+    try:
+        return read_logs(folder, model)
+    except OSError as error:
+        fail(f"{error.filename or folder} cannot be read: {error.strerror or error}.")
 
 
 def _is_unknown(problem: str) -> bool:

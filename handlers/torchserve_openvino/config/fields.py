@@ -140,17 +140,23 @@ def _off(value: Any) -> Any:
     return "off" if value is False else value
 
 
-def _sizes(value: Any) -> Any:
-    """Returns `auto`, or the batch sizes in ascending order without duplicates."""
+def _all_lengths(value: Any) -> Any:
+    """Returns `auto`, or the lengths in ascending order without duplicates."""
     if value == "auto":
         return value
     sizes = value if isinstance(value, (list, tuple)) else [value]
     if not sizes or not all(_is_count(size) for size in sizes):
         message = f"must be auto or a list of integers of at least 1, not {shown(value)}."
         raise UnknownWordError(message, nearest(str(value), ["auto"]))
-    if max(sizes) > MAX_BATCH:
-        raise ValueError(f"contains {max(sizes)}; the maximum batch size is {MAX_BATCH}.")
     return sorted(set(sizes))
+
+
+def _sizes(value: Any) -> Any:
+    """Returns `auto`, or the batch sizes in ascending order without duplicates."""
+    sizes = _all_lengths(value)
+    if sizes != "auto" and max(sizes) > MAX_BATCH:
+        raise ValueError(f"contains {max(sizes)}; the maximum batch size is {MAX_BATCH}.")
+    return sizes
 
 
 def _image_formats(value: Any) -> Any:
@@ -290,6 +296,9 @@ Boolean = Annotated[bool, BeforeValidator(_boolean)]
 _Names = list[str] | str
 Sizes = Annotated[
     Literal["auto"] | list[int], PlainValidator(_sizes, json_schema_input_type=Literal["auto"] | list[Count])
+]
+AllLengths = Annotated[
+    Literal["auto"] | list[int], PlainValidator(_all_lengths, json_schema_input_type=Literal["auto"] | list[Count])
 ]
 Threads = Annotated[Literal["auto"] | int, PlainValidator(_threads, json_schema_input_type=Literal["auto"] | Count)]
 Freeze = Annotated[Literal["auto"] | bool, PlainValidator(_freeze, json_schema_input_type=Literal["auto"] | bool)]

@@ -30,8 +30,8 @@ class CompileConfig(BaseModel):
     """openvino (or openvino_serving), openvino_ts (converted through TorchScript) and export (captured by
     torch.export) are this package's; any other Dynamo backend is passed through."""
     dynamic: bool | None = None
-    """torch.compile's `dynamic`: True for symbolic shapes from the start, False for one graph per shape, None
-    for torch's choice: static first, dynamic once a size changes."""
+    """torch.compile's `dynamic`: True for symbolic shapes from the start, False for one graph per shape. Unset: False
+    for this package's backends; for others torch's choice, static first and dynamic once a size changes."""
     mode: str | None = None
     """torch.compile's `mode`, for Inductor."""
     fullgraph: bool = False

@@ -1,6 +1,7 @@
 """Turns the measurements of a model into a diagnosis."""
 
 import linecache
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -208,9 +209,13 @@ def _box(node: Node, run: GraphRun, parts: Mapping[str, Any], root: Path | None)
 # --- quotes the user's source lines and shortens their paths ------------------------------------------------------
 
 
+# Behind the line, the name of the function.
+_FUNCTION = re.compile(r" \([^()]*\)$")
+
+
 def split_where(where: str) -> tuple[str, int]:
     """Splits ``file:line``, optionally followed by a function's name, into path and line; line 0 if there is none."""
-    path, _, line = where.partition(" ")[0].rpartition(":")
+    path, _, line = _FUNCTION.sub("", where).rpartition(":")
     return (path, int(line)) if line.isdigit() else (where, 0)
 
 

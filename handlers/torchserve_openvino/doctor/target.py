@@ -239,7 +239,10 @@ def _from_file(path: Path, factory: str) -> _Loaded:
         raise ModelLoadError(f"{path}: {names[0]} returns {type(model).__name__}, not an nn.Module.")
     if inputs is None:
         inputs = getattr(module, EXAMPLES, None)
-        inputs = inputs() if callable(inputs) else inputs
+        try:
+            inputs = inputs() if callable(inputs) else inputs
+        except Exception as error:
+            raise ModelLoadError(f"{path}: {EXAMPLES}() failed: {type(error).__name__}: {error}") from error
     return _Loaded(model.eval(), _as_inputs(inputs), root=path.parent.resolve())
 
 
@@ -328,9 +331,10 @@ def _notes(loaded: _Loaded, config: ServingConfig) -> Iterator[str]:
 
 
 # name=1,3,224,224:float32:0..1; all but the shape is optional.
+_NUMBER = r"-?(?:\d+(?:\.\d+)?|\.\d+)"
 _INPUT = re.compile(
     r"^(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:,\d+)*)"
-    r"(?::(?P<dtype>[a-z]\w*))?(?::(?P<low>-?[\d.]+)\.\.(?P<high>-?[\d.]+))?$"
+    rf"(?::(?P<dtype>[a-z]\w*))?(?::(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER}))?$"
 )
 HELP = "[NAME=]SHAPE[:DTYPE][:LOW..HIGH], such as 1,3,224,224 or ids=1,128:int64:0..30522 (HIGH is exclusive)"
 
@@ -364,6 +368,9 @@ def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torc
     )
     if spec.low is not None and spec.high is not None and spec.low >= spec.high:
         raise ConfigError(f"{text!r}: {match['low']} must be less than {match['high']}.", key="--input")
+    bounds = [bound for bound in (spec.low, spec.high) if bound is not None]
+    if not dtype.is_floating_point and not all(bound.is_integer() for bound in bounds):
+        raise ConfigError(f"{text!r}: bounds of {dtype} are whole numbers.", key="--input")
     values = spec.make(Signature(sizes[0]), generator)
     return match["name"], values[0] if scalar else values
 

@@ -26,6 +26,7 @@ from torchserve_openvino.serving.requests.metric_sink import Record
 from torchserve_openvino.serving.requests.refusals import RefusalForm
 from torchserve_openvino.serving.torchserve.base import missing_torchserve, worker_of
 from torchserve_openvino.serving.torchserve.cached_metrics import HostMetrics
+from torchserve_openvino.serving.torchserve.calls import with_report
 from torchserve_openvino.serving.torchserve.context import Context
 from torchserve_openvino.serving.torchserve.handler_base import HandlerBase
 from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
@@ -91,7 +92,7 @@ class ArchiveService:
 
     def describe(self) -> dict[str, Any]:
         """Returns the report, as ``GET /models/NAME?customized=true`` has it; JSON-safe."""
-        return self.handler.describe_handle()
+        return with_report(self.handler.describe_handle(), worker_of(self.handler).describe())
 
     def send_counts(self) -> None:
         """Passes on what was counted since the last call, which else waits for the next one; from any thread."""

@@ -115,26 +115,25 @@ class Compilation:
         pt2, mode = self._config.pt2, self._section.batching.mode
         if resolved is not None and not cached:
             resolved = replace(resolved, options=replace(resolved.options, model_caching=False))
-        dynamic = mode == "dynamic" or bool(pt2.dynamic) or self._shapes.varies
-        compiled = compile_with(
-            self._eager,
-            CompileSpec(
-                dynamic=dynamic,
-                options=pt2.options or None,
-                fullgraph=pt2.fullgraph,
-                mode=pt2.mode,
-                backend=pt2.backend,
-                resolved=resolved,
-                own_weights=self._section.release_weights and self._freezes,
-                cache=self.cache_settings() if cached else CacheSettings(),
-                open_axes=open_axes,
-                captures=self._captures,
-            ),
-            tracker=self._tracker if cached else None,
+        dynamic = True if mode == "dynamic" or self._shapes.varies else pt2.dynamic
+        if dynamic is None and pt2.is_openvino:
+            dynamic = False
+        spec = CompileSpec(
+            dynamic=dynamic,
+            options=pt2.options or None,
+            fullgraph=pt2.fullgraph,
+            mode=pt2.mode,
+            backend=pt2.backend,
+            resolved=resolved,
+            own_weights=self._section.release_weights and self._freezes,
+            cache=self.cache_settings() if cached else CacheSettings(),
+            open_axes=open_axes,
+            captures=self._captures,
         )
+        compiled = compile_with(self._eager, spec, tracker=self._tracker if cached else None)
         if cached:
             keep_report(compiled.report)
-        one = CompileSpec(dynamic=True, options=pt2.options or None, resolved=resolved)
+        one = replace(spec, dynamic=True, own_weights=False, open_axes=None)
         make = partial(compile_with, self._eager, one, tracker=compiled.report.tracker)
         bounded = BoundedShapes(compiled, make, self._section.batching.max_shapes)
         if self._freezes and cases:

@@ -131,7 +131,9 @@ def prepare_models(
 def _prepared_root(root: RootModel, samples: Sequence[ObservedCall], context: WorkerContext, *, idle: bool) -> Prepared:
     """Prepares ``self.model``; ``idle`` if no sample calls it, but other modules."""
     shapes = probe_shapes(root.eager, context, declared=root.declared, samples=samples, learns=root.learns)
-    preparation = Preparation(root.eager, context, shapes, quantized=root.quantized, measure=root.measure)
+    preparation = Preparation(
+        root.eager, context, shapes, quantized=root.quantized, measure=root.measure, is_first=True
+    )
     if not idle:
         return preparation.run()
     prepared = preparation.unasked(idle=True)

@@ -4,7 +4,8 @@ All workers of a model on a machine, and their restarts, then run the same, and 
 CPU, another number of threads, or another version measures again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,7 @@ from torchserve_openvino.cache.identity.fingerprint import Fingerprint
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.cores import allowed_cores
+from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.stored_decision import StoredDecision
 
 # They change no time.
@@ -58,7 +60,7 @@ class Placement(BaseModel):
 
 def stored_placement(
     store: Store, model: Fingerprint, compiled: CompiledModule, resolved: ResolvedOptions,
-    cases: Sequence[str], may_leave: bool,
+    arguments: Mapping[str, Any], cases: Sequence[Case], may_leave: bool,
 ) -> StoredDecision[Placement]:  # fmt: skip
     """Opens the stored placement of a model.
 
@@ -67,15 +69,15 @@ def stored_placement(
         model: The fingerprint of the eager model, which describes all of it.
         compiled: The model, compiled and run in all cases.
         resolved: The backend's options.
-        cases: Names of the cases.
+        arguments: See `StoredDecision`.
+        cases: The calls that were run.
         may_leave: Whether the fallback policy lets partitions run in eager PyTorch.
     """
     partitions = sorted((partition.name, partition.record.op_counts) for partition in compiled.running.values())
     fields = {
         "partitions": [[name, dict(sorted(counts.items()))] for name, counts in partitions],
-        "cases": list(cases),
         "may_leave": may_leave,
         "torch_threads": torch.get_num_threads(),
         "cores": allowed_cores(),
     }
-    return StoredDecision("placement", Placement, store, model, resolved, _IDLE_PROPERTIES, fields)
+    return StoredDecision("placement", Placement, store, model, resolved, arguments, cases, _IDLE_PROPERTIES, fields)

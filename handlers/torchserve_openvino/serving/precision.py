@@ -20,6 +20,7 @@ from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.openvino.precisions import BF16X3, CAPABILITIES, no_bf16x3
 from torchserve_openvino.errors import ConfigError
 from torchserve_openvino.files.json_text import with_names
+from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.stored_decision import StoredDecision
 
 logger = logging.getLogger(__name__)
@@ -279,7 +280,8 @@ def stored_choice(
     model_dir: Path,
     model: Fingerprint,
     resolved: ResolvedOptions,
-    cases: Sequence[str],
+    arguments: Mapping[str, Any],
+    cases: Sequence[Case],
     quantized: str = "",
     judged_by: Mapping[str, Any] | None = None,
 ) -> StoredDecision[StoredChoice]:
@@ -290,11 +292,14 @@ def stored_choice(
         model_dir: The unpacked archive, which the model's workers share; used if there is no writable cache.
         model: The fingerprint of the eager model.
         resolved: The backend's options.
-        cases: Names of the shapes that are compiled.
+        arguments: See `StoredDecision`.
+        cases: The calls that are compiled.
         quantized: Digest of the weights of the quantized model beside it; empty if there is none.
         judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """
-    if store is None or store.read_only:
-        store = Store(model_dir / FOLDER, packaged=store.root if store is not None else None)
-    fields = {"quantized": quantized, "cases": list(cases), "judged_by": dict(judged_by or {})}
-    return StoredDecision("precision", StoredChoice, store, model, resolved, {*RUN_PROPERTIES, PROPERTY}, fields)
+    if store is None or not store.writable:
+        packaged = None if store is None else store.root if store.read_only else store.packaged
+        store = Store(model_dir / FOLDER, packaged=packaged)
+    fields = {"quantized": quantized, "judged_by": dict(judged_by or {})}
+    without = {*RUN_PROPERTIES, PROPERTY}
+    return StoredDecision("precision", StoredChoice, store, model, resolved, arguments, cases, without, fields)

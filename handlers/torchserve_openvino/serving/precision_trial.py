@@ -77,7 +77,11 @@ def _briefly_verified(case: Case) -> Case:
 
 
 def run(
-    candidates: Sequence[PrecisionCandidate], cases: Sequence[Case], eager_seconds: Callable[[Case], float]
+    candidates: Sequence[PrecisionCandidate],
+    cases: Sequence[Case],
+    eager_seconds: Callable[[Case], float],
+    *,
+    is_alone: bool = True,
 ) -> dict[str, Any]:
     """Tries each candidate within one time limit; returns `precision.explain`'s facts.
 
@@ -85,6 +89,7 @@ def run(
         candidates: f32 first, then the others in the order in which they are tried.
         cases: Every case of the model; `representatives` of them are run.
         eager_seconds: Returns how long a case takes in eager PyTorch.
+        is_alone: Whether this process serves no other model: `torch.compiler.reset` drops that, too.
     """
     start = time.perf_counter()
     timed = representatives(cases, eager_seconds)
@@ -120,7 +125,7 @@ def run(
                     gain, sure = statistics.median(pairs), precision.sure_median(pairs)
                     trial = replace(trial, gain=gain, sure_gain=sure, pairs=len(pairs))
                 trials.append(trial)
-    if not is_whole:
+    if is_alone and not is_whole:
         # Nothing that was captured is used again; Dynamo would keep it, and remember which sizes it saw.
         torch.compiler.reset()
     for name, why in too_late.items():

@@ -10,10 +10,11 @@ from typing import Any
 
 from torchserve_openvino.backend import CompiledModule
 from torchserve_openvino.backend.torchscript.python_form import identifiable
-from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, fingerprint, mappings_digest
 from torchserve_openvino.cache.open import PACKAGED_FOLDER, open_cache
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.sections.openvino_section import WarmupInput
+from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving import precision, precision_trial, slower
 from torchserve_openvino.serving.compilation import Compilation, Prepared
@@ -24,7 +25,7 @@ from torchserve_openvino.serving.requests.batching import overhead
 from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
 from torchserve_openvino.serving.shapes import one_graph
 from torchserve_openvino.serving.shapes.plan import Shapes, shapes_of
-from torchserve_openvino.serving.shapes.warmup import run_case
+from torchserve_openvino.serving.shapes.warmup import Case, run_case
 from torchserve_openvino.serving.stored_decision import StoredDecision
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.admission import Admission
@@ -68,12 +69,14 @@ class Preparation:
         part: Path of a module that the handler calls directly; empty for the model.
         quantized: The same in int8, for ``precision: auto`` to choose; None if there is none.
         measure: How the task judges a narrower precision; None if only numbers are compared.
+        is_first: Whether this process has compiled no other model yet.
     """
 
     def __init__(
         self, eager: Any, context: WorkerContext, shapes: Shapes, *, part: str = "", quantized: Any = None,
-        measure: Measure | None = None,
+        measure: Measure | None = None, is_first: bool = False,
     ) -> None:  # fmt: skip
+        self._is_first = is_first
         self._eager, self._context, self._shapes, self._part = eager, context, shapes, part
         self._section = section = context.config.openvino
         self._freezes = context.freezes if section.freeze == "auto" else section.freeze
@@ -154,13 +157,14 @@ class Preparation:
             return self._chosen(resolved, {"chosen": "f32", "why": why, "tried": {}})
         settings = self._compilation.cache_settings()
         # Models that can't be told apart share no decision; the archive's own folder is this model's.
-        shares = resolved.options.model_caching and not self._identity.unknown
+        shares = resolved.options.model_caching and self._is_identified
         store = open_cache(resolved.options.cache_dir if shares else None, settings)
-        names = [case.name for case in self._shapes.cases]
         beside = fingerprint(self._int8._eager).weights if self._int8 is not None else ""
         bounds = self._admission.bounds
         folder = self._context.model_dir
-        decisions = precision.stored_choice(store, folder, self._identity, resolved, names, beside, bounds)
+        decisions = precision.stored_choice(
+            store, folder, self._identity, resolved, self._arguments(), self._shapes.cases, beside, bounds
+        )
         with decisions.lock():
             if (stored := decisions.load()) is not None:
                 choice, decided = stored
@@ -168,8 +172,9 @@ class Preparation:
             else:
                 eager_seconds = partial(run_case, self._eager, self._eager)
                 facts = precision_trial.run(
-                    [self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds
-                )
+                    [self._trial(name, resolved) for name in tried], self._shapes.cases, eager_seconds,
+                    is_alone=self._is_first,
+                )  # fmt: skip
                 if not decisions.save(facts) and facts["chosen"] != "f32":
                     facts |= {
                         "chosen": "f32", "order": ["f32"],
@@ -237,15 +242,28 @@ class Preparation:
         """The eager model's fingerprint: large weights are read once for all decisions."""
         return fingerprint(identifiable(self._eager))
 
+    @property
+    def _is_identified(self) -> bool:
+        """Whether the model and the user's mappings can be told from others."""
+        return not self._identity.unknown and not mappings_digest(registered())[1]
+
+    def _arguments(self) -> dict[str, Any]:
+        """Returns how the model is captured, and which sizes graphs leave open, JSON-safe."""
+        pt2, axes = self._context.config.pt2, self._graph.open_axes
+        return {
+            "backend": pt2.backend, "dynamic": pt2.dynamic, "batching": self._section.batching.mode,
+            "open_axes": axes.to_plain() if axes is not None else None,
+        }  # fmt: skip
+
     def _placements(
-        self, resolved: ResolvedOptions, compiled: CompiledModule, cases: Sequence[str], may_leave: bool
+        self, resolved: ResolvedOptions, compiled: CompiledModule, cases: Sequence[Case], may_leave: bool
     ) -> StoredDecision[Placement] | None:
         """Opens what was decided before on where partitions and calls run; None where nothing is stored."""
         directory = resolved.options.cache_dir if resolved.options.model_caching else None
         store = open_cache(directory, self._compilation.cache_settings())
-        if store is None or self._identity.unknown:
+        if store is None or not self._is_identified:
             return None
-        return stored_placement(store, self._identity, compiled, resolved, cases, may_leave)
+        return stored_placement(store, self._identity, compiled, resolved, self._arguments(), cases, may_leave)
 
     def _one_for_each(self, prepared: Prepared, resolved: ResolvedOptions | None, flaw: str) -> Prepared:
         """Compiles the model again, with one graph for each shape, because fewer graphs have a flaw."""
@@ -265,8 +283,6 @@ class Preparation:
             prepared = self._compilation.make(resolved, open_axes=self._graph.open_axes)
             prepared.report.tracker.add_note(f"entries of the cache were rejected: {problem}")
             result = self._admission.compare(prepared.model, prepared.report)
-        elif isinstance(compiled, CompiledModule):
-            compiled.confirm_cached()
         if not result["passed"] and self._graph.limit:
             prepared = self._one_for_each(prepared, resolved, verify.failure(result))
             result = self._admission.compare(prepared.model, prepared.report)
@@ -274,6 +290,8 @@ class Preparation:
             if isinstance(prepared.model.compiled, CompiledModule):
                 prepared.model.compiled.drop()
             raise _PrecisionFailed(verify.failure(result))
+        if isinstance(prepared.model.compiled, CompiledModule):
+            prepared.model.compiled.confirm_cached()
         self._admission.judge(prepared.report, result)
         prepared.judge = self._admission.judge_in(prepared.report.summary.precision or "f32")
         return prepared

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchserve_openvino.backend import eager_watch
+from torchserve_openvino.backend.compiled import CompiledModule
 from torchserve_openvino.backend.runtime.compare import output_tensors
 from torchserve_openvino.backend.spec import plain_leaves
-from torchserve_openvino.errors import ItemError, OutsideDeclaredError, first_line
+from torchserve_openvino.errors import ItemError, OutsideDeclaredError, first_line, is_out_of_memory
 from torchserve_openvino.serving.modes import Modes
 from torchserve_openvino.serving.requests.batching import UNKNOWN_OVERHEAD, RowRunner
 from torchserve_openvino.serving.requests.counters import Counters
@@ -97,6 +99,10 @@ class ServedModel:
         self._rows.has_run(args, kwargs)
         return output
 
+    def poisoned(self) -> AbstractContextManager[None]:
+        """See `CompiledModule.poisoned`."""
+        return self.compiled.poisoned() if isinstance(self.compiled, CompiledModule) else nullcontext()
+
     @property
     def released(self) -> bool:
         """Whether the eager model's weights were freed."""
@@ -110,15 +116,13 @@ class ServedModel:
         """
         try:
             return self._called(args, kwargs)
-        except MemoryError:
-            raise
         except Exception as error:
             self._compare_with_eager(error, args, kwargs)
             raise
 
     def _compare_with_eager(self, error: Exception, args: Any, kwargs: dict[str, Any]) -> None:
         """Notes on an error whether eager PyTorch rejects the call as well; then the caller is at fault."""
-        if self.released or isinstance(error, ItemError):
+        if self.released or isinstance(error, ItemError) or is_out_of_memory(error):
             return
         try:
             # This run is no answer, so that it is not counted as work outside the compiled graphs.

@@ -39,7 +39,7 @@ _ENOUGH = 0.2
 _MODEL = "the model"
 
 _Call = tuple[Any, ...]
-Open = Callable[[CompiledModule, Sequence[str], bool], StoredDecision[Placement] | None]
+Open = Callable[[CompiledModule, Sequence[Case], bool], StoredDecision[Placement] | None]
 
 
 @dataclass
@@ -71,7 +71,7 @@ def fall_back_to_eager(
         section: ``handler.openvino``.
         times: Times of the cases, by name; a case without is taken for slow.
         stored: Opens what other workers and earlier starts decided, which is measured only once; takes the compiled
-            model, names of its cases, and whether partitions may leave OpenVINO. None to keep nothing.
+            model, its cases, and whether partitions may leave OpenVINO. None to keep nothing.
     """
     compiled = prepared.model.compiled
     if not isinstance(compiled, CompiledModule) or not compiled.running or not prepared.cases:
@@ -79,7 +79,7 @@ def fall_back_to_eager(
     decision = _Decision(prepared, compiled, section)
     placements = None
     if stored is not None:
-        placements = stored(compiled, [case.name for case in prepared.cases], not _forbidden(section))
+        placements = stored(compiled, prepared.cases, not _forbidden(section))
     with placements.lock() if placements is not None else nullcontext():
         if placements is not None and (earlier := placements.load()) is not None:
             decision.apply(earlier[0])

@@ -1,20 +1,23 @@
 """Stores what was measured for a model on this machine: its workers and restarts decide alike, and measure once."""
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
-from torchserve_openvino.cache.identity.fingerprint import Fingerprint
-from torchserve_openvino.cache.identity.key import make_key
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint, mappings_digest
+from torchserve_openvino.cache.identity.key import graph_options, make_key
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.openvino.precisions import instruction_set
+from torchserve_openvino.config.options import json_safe
+from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.passes.digests import all_passes
+from torchserve_openvino.serving.shapes.warmup import Case
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +33,21 @@ class StoredDecision(Generic[Decided]):
         store: The model's cache, which an archive may include.
         model: The fingerprint of the eager model.
         resolved: The backend's options.
+        arguments: How the model is captured, and which sizes its graphs leave open, JSON-safe.
+        cases: The calls that are compiled.
         without: OpenVINO's properties that the decision does not depend on.
         fields: What else it depends on, JSON-safe.
     """
 
     def __init__(
         self, kind: str, schema: type[Decided], store: Store, model: Fingerprint, resolved: ResolvedOptions,
-        without: Set[str], fields: Mapping[str, Any],
+        arguments: Mapping[str, Any], cases: Sequence[Case], without: Set[str], fields: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._kind, self._schema, self._store = kind, schema, store
         device = resolved.options.device
         facts = device_facts(device)
         is_cpu = device == "CPU"
-        config = resolved.options.config
+        config = resolved.options.ov_config()
         self._fields: dict[str, Any] = {
             **versions(),
             "code": model.code,
@@ -56,7 +61,11 @@ class StoredDecision(Generic[Decided]):
                 "instructions": instruction_set() if is_cpu else "",
             },
             "ov_config": {name: str(value) for name, value in config.items() if name not in without},
+            "options": graph_options(json_safe(resolved.values())),
+            "arguments": dict(arguments),
+            "mappings": mappings_digest(registered())[0],
             "passes": all_passes(),
+            "cases": [case.to_plain() for case in cases],
             **fields,
         }
         self._key = make_key(kind, self._fields)

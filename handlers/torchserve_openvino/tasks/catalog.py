@@ -176,6 +176,8 @@ _ALL = (
         "AutoModel",
         ("Model",),
         sparse_loader="AutoModelForMaskedLM",
+        # Vectors are made of the tokens'.
+        may_lack="pooler",
         **_TEXT,
     ),
     Task(
@@ -288,6 +290,10 @@ def loader_of(task: Task, config: Mapping[str, Any], *, sparse: bool = False) ->
     """
     if sparse and task.sparse_loader:
         return task.sparse_loader
+    for name in config.get("architectures") or []:
+        # The class for the type of model in this place has no projection.
+        if task.loader == "AutoModel" and str(name).endswith("VisionModelWithProjection"):
+            return str(name)
     return task.encoder_loader if task.encoder_loader and encodes(config) else task.loader
 
 

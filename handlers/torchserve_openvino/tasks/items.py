@@ -164,7 +164,9 @@ class ItemHandler(TaskHandler):
 
         Raises:
             ForbiddenFallbackError: The policy does not allow it; nothing is computed then.
+            NotExplainedError: The eager model can't compute it.
         """
+        self._openvino.check_explained(name)
         if not self._openvino.config.pt2.enabled:
             # Then everything runs there.
             return run()
@@ -172,8 +174,6 @@ class ItemHandler(TaskHandler):
         allowed = policy.allow == "all" or "outside_compiled" in policy.allow
         if policy.on_violation == "refuse" and not allowed:
             raise ForbiddenFallbackError(f"outside_compiled: {name} run in eager PyTorch", by_request=True)
-        if self._openvino.served is not None and self._openvino.served.released:
-            raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
         seen: list[eager_watch.Eager] = []
         start = time.perf_counter()
         result = eager_watch.EagerWatch([], seen.append).watch(run)

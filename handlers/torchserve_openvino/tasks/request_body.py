@@ -14,6 +14,8 @@ from torchserve_openvino.serving.requests.json_body import check_json, parse_jso
 TEXT = "handler.openvino.text"
 # Fields that hold the inputs of a request; the first that is there counts.
 OWN_FIELDS = ("inputs", "data", "text")
+# What clients of other servers add.
+_IGNORED = frozenset({"input", "model", "options"})
 
 _P = TypeVar("_P", bound="Parameters")
 
@@ -83,9 +85,12 @@ def _inputs_of(value: Mapping[str, Any], fields: frozenset[str]) -> tuple[Any, M
         raise InvalidInputError(f"parameters must be an object, not {type(parameters).__name__}")
     for name in OWN_FIELDS:
         if name in value:
-            for other in value.keys() - {name, "parameters"}:
-                if nearest(other, ["parameters"]):
-                    raise InvalidInputError(f"there is no field {other!r}. Did you mean 'parameters'?")
+            if others := value.keys() - _IGNORED - {name, "parameters"}:
+                other = min(others)
+                hint = "Did you mean 'parameters'?" if nearest(other, ["parameters"]) else (
+                    f"Beside {name!r} there is only 'parameters', an object with what the task takes."
+                )  # fmt: skip
+                raise InvalidInputError(f"there is no field {other!r}. {hint}")
             return value[name], parameters
     if fields and fields <= value.keys():
         return {name: item for name, item in value.items() if name != "parameters"}, parameters

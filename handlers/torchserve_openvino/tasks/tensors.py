@@ -45,7 +45,9 @@ _NPY_KINDS = frozenset("biufc")
 _LARGEST = 2**63 - 1
 # A digit, and what separates it from the next number.
 _LEAST_BYTES = 2
-KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()}
+KSERVE_NAMES = {dtype: name for name, dtype in KSERVE_TYPES.items()} | {
+    torch.uint16: "UINT16", torch.uint32: "UINT32", torch.uint64: "UINT64",
+}  # fmt: skip
 
 
 @dataclass
@@ -57,6 +59,7 @@ class TensorRequest:
         positional: Inputs without a name, in order.
         named: Inputs by name.
         request_id: KServe's ``id``, repeated in the answer.
+        outputs: Names of the outputs that KServe's ``outputs`` asks for; empty for all.
         guessed_types: Whether the request does not state its dtypes; JSON numbers are then int64 or floats.
     """
 
@@ -64,6 +67,7 @@ class TensorRequest:
     positional: list[torch.Tensor] = field(default_factory=list)
     named: dict[str, torch.Tensor] = field(default_factory=dict)
     request_id: str | None = None
+    outputs: tuple[str, ...] = ()
     guessed_types: bool = False
 
     def tensors(self) -> list[torch.Tensor]:
@@ -245,7 +249,13 @@ def _from_kserve(value: Mapping[str, Any], max_bytes: int) -> TensorRequest:
     name = value.get("id")
     if not isinstance(name, (str, int, type(None))):
         raise InvalidInputError(f"id must be a text, not {type(name).__name__}")
-    request = TensorRequest("kserve", request_id=None if name is None else str(name))
+    outputs = value.get("outputs") or []
+    if not isinstance(outputs, list) or not all(
+        isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in outputs
+    ):
+        raise InvalidInputError("outputs must be a list of objects with a name each")
+    names = tuple(str(entry["name"]) for entry in outputs)
+    request = TensorRequest("kserve", request_id=None if name is None else str(name), outputs=names)
     for position, entry in enumerate(value["inputs"]):
         name = entry.get("name", f"input_{position}")
         if not isinstance(name, str):
@@ -284,8 +294,11 @@ def render(
 
     Raises:
         PayloadTooLargeError: They are certainly longer than ``most_bytes``.
-        InvalidInputError: They are complex, which JSON has no numbers for.
+        InvalidInputError: They are complex, which JSON has no numbers for, or lack one that the request asks for.
     """
+    if unknown := [name for name in request.outputs if name not in outputs]:
+        raise InvalidInputError(f"there is no output {unknown[0]!r:.100}; this model has {', '.join(outputs)}")
+    outputs = {name: outputs[name] for name in request.outputs} or outputs
     if request.format == "npy":
         check_length(sum(tensor.nbytes for tensor in outputs.values()), most_bytes)
         return _to_npy(outputs)

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchserve_openvino.errors import TorchServeOpenVINOError
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
+from torchserve_openvino.serving.observation.load import without_saving
 from torchserve_openvino.serving.requests.messages import Request
 from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tune.observing import SizeObserver
@@ -29,7 +30,8 @@ class LoadedArchive:
     """
 
     def __init__(self, archive: Path, bodies: list[tuple[str, str]]) -> None:
-        self._service = ArchiveService(archive, lambda *_: None)
+        with without_saving():
+            self._service = ArchiveService(archive, lambda *_: None)
         self._requests = [
             Request(row_of(Path(path).read_bytes(), kind, {}), {"content-type": kind}) for path, kind in bodies
         ]

@@ -62,14 +62,19 @@ def test_one_bad_item_of_a_users_handler_fails_alone(archive) -> None:
     assert handler.describe_handle()["serving"]["counts"]["retried_batches"] == 1
 
 
-def test_an_item_that_needs_too_much_memory_fails_alone_with_torchserves_own_507(archive, monkeypatch) -> None:
+def exhausted() -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("exhaust", [exhausted, lambda: torch.empty(1 << 50)], ids=["python", "torch"])
+def test_an_item_that_needs_too_much_memory_fails_alone_with_torchserves_own_507(archive, monkeypatch, exhaust) -> None:
     made = archive(weights=save_weights, batch_size=2)
     handler = started(Mine(), made)
     preprocess = handler.preprocess
 
     def full(data):
         if any(item["body"] == b"large" for item in data):
-            raise MemoryError
+            exhaust()
         return preprocess(data)
 
     monkeypatch.setattr(handler, "preprocess", full)

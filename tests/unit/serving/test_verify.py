@@ -1,5 +1,7 @@
 """The comparison with eager."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ BATCH = [Case("batch 2", ((torch.tensor([[1.0, 2.0], [3.0, -1.0]]),), {}))]
 
 
 def run(compiled, eager=lambda x: x, **section):
-    return compare(compiled, EagerAnswers(eager), BATCH, Judge("f32", VerifySection(**section)))
+    return compare(compiled, EagerAnswers(eager), BATCH, Judge("f32", VerifySection(**section)), poisoned=nullcontext)
 
 
 def test_figures() -> None:
@@ -100,7 +102,7 @@ def test_what_one_run_changes_the_other_does_not_see(model) -> None:
     sample, generator = BATCH[0].inputs[0][0].clone(), torch.get_rng_state()
     answers = EagerAnswers(model)
     for _ in range(2):
-        result = compare(model, answers, BATCH, Judge("f32", VerifySection()))
+        result = compare(model, answers, BATCH, Judge("f32", VerifySection()), poisoned=nullcontext)
         assert result["passed"] and result["max_abs"] == 0
     assert torch.equal(BATCH[0].inputs[0][0], sample) and torch.equal(torch.get_rng_state(), generator)
     assert not isinstance(model, nn.Module) or model.calls.item() == 0

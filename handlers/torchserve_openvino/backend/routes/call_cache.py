@@ -74,6 +74,8 @@ class CallCache:
         self._runs: dict[str, _Built] = {}
         # Maps the key of each entry that was used to the identity of its graph.
         self._used: dict[str, str] = {}
+        # Ids of the records of graphs whose result was used.
+        self._accepted: set[int] = set()
 
     def describe_anew(self) -> None:
         """Makes the next call compute the model's fingerprint again."""
@@ -149,8 +151,9 @@ class CallCache:
         """Adds the graph of an entry to the report, because its result is used."""
         tracker = self._settings.tracker
         built = self._runs[self._used[key]]
-        if built.record in tracker.graphs:
+        if id(built.record) in self._accepted:
             return
+        self._accepted.add(id(built.record))
         tracker.add_graph(built.record)
         for item in built.left_out:
             tracker.add_fallback(**item)
@@ -205,6 +208,7 @@ class CallCache:
 
     def _build(self, body: "StoredCall", tensors: Mapping[str, torch.Tensor]) -> "_Built | None":
         tracker, copy = self._settings.tracker, self._settings.eager_copy
+        compiles = self._record.compiles
         stored = [self._partitions.load(part.key, part.name) for part in body.parts]
         parts = [part for part in stored if part is not None]
         if len(parts) < len(stored):
@@ -227,8 +231,24 @@ class CallCache:
         else:
             assert body.outer is not None
             run = PlainGraph(body.outer.model_dump(), calls, below(tensors, "outer"))
+        if self._record.compiles != compiles:
+            # Not all of it was stored for this device.
+            tracker.add_build()
+        if tracker.notes_runs:
+            run = self._noted(run, record)
         keys = tuple(part.key for part in body.parts)
         return _Built(run, record, [item.model_dump() for item in body.left_out], keys)
+
+    def _noted(self, run: Callable[..., Any], record: GraphRecord) -> Callable[..., Any]:
+        """Returns the graph as a function that notes its calls for the fallback policy, once a result was used."""
+        accepted, ran = self._accepted, self._settings.tracker.ran
+
+        def noted(*args: Any) -> Any:
+            if id(record) in accepted:
+                ran.add(record.index)
+            return run(*args)
+
+        return noted
 
     # --- storing ----------------------------------------------------------------------------------------------
 

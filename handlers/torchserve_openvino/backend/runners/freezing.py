@@ -143,7 +143,8 @@ class FreezingRunner(Runner):
     ) -> Any:
         """Makes a signature's first call: by a verified route from the cache, or traced, stored and confirmed later."""
         fields = calls.fields(key)
-        if fields is None:
+        # Without weights, eager PyTorch can't be compared with.
+        if fields is None or self.released:
             return self._recorded(frozen, key, leaves, args, kwargs)[0]
         entry = make_key("call", fields)
         with calls.lock(entry):
@@ -209,6 +210,8 @@ class FreezingRunner(Runner):
         """See `CompiledModule.confirm_cached`."""
         if self._calls is not None:
             self._tracker.cache.verified = self._tracker.cache.call_hits
+            # Nobody compares the shapes that arrive from now on.
+            self._proves = True
 
     def release_weights(self) -> None:
         """See `CompiledModule.release_weights`."""

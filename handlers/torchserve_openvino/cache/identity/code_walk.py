@@ -130,8 +130,8 @@ class CodeWalk(abc.ABC):
         for name in sorted(names & function.__globals__.keys()):
             self.put("global", name)
             self._global(function.__globals__[name], names, name)
-        for name in sorted(_imports(code)):
-            self._imported(name, function, names)
+        for level, name in sorted(_imports(code)):
+            self._imported(level, name, function, names)
 
     def code(self, code: types.CodeType, where: str) -> None:
         """Adds byte code without file name and lines, because each worker unpacks the archive to its own folder."""
@@ -178,15 +178,18 @@ class CodeWalk(abc.ABC):
             elif isinstance(item, types.ModuleType):
                 self._replaced_by_name(item, names)
 
-    def _imported(self, name: str, function: types.FunctionType, names: frozenset[str]) -> None:
-        """Adds a module that is imported inside a function."""
-        package = function.__globals__.get("__package__") or ""
-        candidates = (name, f"{package}.{name}") if name else (package,)
-        module = next((sys.modules[full] for full in candidates if full in sys.modules), None)
-        self.put("import", name)
+    def _imported(self, level: int, name: str, function: types.FunctionType, names: frozenset[str]) -> None:
+        """Adds a module that is imported inside a function; ``level`` is the number of dots before its name."""
+        full = name
+        if level:
+            packages = str(function.__globals__.get("__package__") or "").split(".")
+            parent = ".".join(packages[: len(packages) - level + 1])
+            full = f"{parent}.{name}" if name else parent
+        module, top = sys.modules.get(full), full.partition(".")[0]
+        self.put("import", "." * level + name)
         if module is not None:
             self._global(module, names, name)
-        elif not is_installed(name.partition(".")[0]) and name.partition(".")[0] not in sys.stdlib_module_names:
+        elif not is_installed(top) and top not in sys.stdlib_module_names:
             self.unknown.append(f"{name}, which is imported when the model runs")
 
 
@@ -237,9 +240,20 @@ def _names(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+# They belong to the next instruction, or to none.
+_PREFIXES = frozenset({"EXTENDED_ARG", "CACHE", "NOP"})
+
+
 @functools.lru_cache(maxsize=4096)
-def _imports(code: types.CodeType) -> frozenset[str]:
-    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"}
+def _imports(code: types.CodeType) -> frozenset[tuple[int, str]]:
+    """Returns the number of dots and the name of each module that a function imports."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _PREFIXES]
+    # The level and the list of names are loaded before.
+    names = {
+        (int(level.argval), str(step.argval))
+        for level, step in zip(steps, steps[2:], strict=False)
+        if step.opname == "IMPORT_NAME"
+    }
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _imports(constant)

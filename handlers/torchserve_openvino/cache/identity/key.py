@@ -58,7 +58,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "weights",
         "quantized",  # Weights of the quantized model beside it; empty if there is none.
         "judged_by",  # Bounds that the candidates had to meet.
-        "cases",  # Names of the shapes that were timed.
+        "options",  # As of a call.
+        "arguments",  # How the model is captured, and which sizes are left open.
+        "mappings",  # As of a call.
+        "cases",  # Names, shapes, types and modes of the calls that are compiled.
         "device",
         "device_name",
         "capabilities",
@@ -69,8 +72,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *_VERSIONS,
         "code",
         "weights",
-        "partitions",  # Names and operators, which depend on options, mappings and shapes.
-        "cases",  # Names of the shapes that were timed.
+        "partitions",  # Names and operators.
+        "options",  # As of a precision, like the next three.
+        "arguments",
+        "mappings",
+        "cases",
         "may_leave",  # Whether the fallback policy lets partitions run in eager PyTorch.
         "device",
         "device_name",

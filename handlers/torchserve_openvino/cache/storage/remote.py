@@ -58,11 +58,14 @@ class RemoteStore(Store):
             kind = url.partition(":")[0]
             raise CacheDirectoryError(f"cache_dir {url}: {error}. pip install 'fsspec[{kind}]'") from error
         self._url = url
+        # Entries that are wrong, until they are stored anew.
+        self._discarded: set[tuple[str, str]] = set()
 
     def get(self, kind: Kind | str, key: str) -> Entry | None:
         """Returns an entry as `Store.get` does, after looking for it in object storage if it is not here."""
         check_name(kind, key)
-        if self.writable and not any(reader.path_of(kind, key).exists() for reader in self._readers):
+        is_fetched = self.writable and (kind, key) not in self._discarded
+        if is_fetched and not any(reader.path_of(kind, key).exists() for reader in self._readers):
             self._fetch(kind, key)
         return super().get(kind, key)
 
@@ -78,8 +81,14 @@ class RemoteStore(Store):
         """Stores an entry here, and sends it."""
         entry = super().put(kind, key, fields=fields, body=body, files=files)
         if entry is not None:
+            self._discarded.discard((kind, key))
             self._send(kind, key)
         return entry
+
+    def discard(self, kind: Kind | str, key: str) -> None:
+        """Removes an entry here, and does not fetch it again; a new one replaces the copy in object storage."""
+        super().discard(kind, key)
+        self._discarded.add((kind, key))
 
     def _place(self, kind: str, key: str) -> str:
         return f"{self._base.rstrip('/')}/{kind}/{key}.tar"

@@ -60,6 +60,7 @@ def tune(
         "p99": p99, "ttft": ttft, "rate": rate, "memory": memory, "cores": cores, "goal": goal, "minutes": minutes,
     }  # fmt: skip
     target = out or archive.with_name(f"{archive.stem}-tuned")
+    result = None
     try:
         settings = read_settings(settings_file, options)
         folder_bodies = read_folder(requests) if requests is not None else None
@@ -76,6 +77,8 @@ def tune(
     except TorchServeOpenVINOError as error:
         fail(str(error))
     except KeyboardInterrupt:
+        if result is not None:
+            fail(f"interrupted while the result was written to {target}: run it again, which measures nothing anew.")
         fail("interrupted before any server was measured: nothing is known yet, and nothing was written.")
     if as_json:
         print_json(facts)
@@ -87,6 +90,7 @@ def tune(
 def _write(
     result: Any, variants: Any, settings: Any, warnings: list[str], cores: int, archive: Path, target: Path
 ) -> dict[str, Any]:
+    from torchserve_openvino.files.atomic import write_atomically
     from torchserve_openvino.tune.candidates import changes
     from torchserve_openvino.tune.page import as_json, to_html
     from torchserve_openvino.tune.writing import changed_yaml
@@ -101,9 +105,13 @@ def _write(
         comments |= {path: f"{comment}; {option.why}" for path in option.changes if option.why}
     text = changed_yaml(variants.text, "model-config.yaml", changed, comments)
     target.mkdir(parents=True, exist_ok=True)
-    (target / "model-config.yaml").write_text(text, encoding="utf-8")
-    (target / "tune.json").write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
-    (target / "tune.html").write_text(to_html(facts), encoding="utf-8")
+    # What `package --tuned` reads comes last: it belongs to what is beside it.
+    results = {
+        "model-config.yaml": text, "tune.html": to_html(facts), "tune.json": json.dumps(facts, indent=1, default=str),
+    }  # fmt: skip
+    (target / "tune.json").unlink(missing_ok=True)
+    for name, content in results.items():
+        write_atomically(target / name, content.encode(), mode=0o644)
     return facts
 
 

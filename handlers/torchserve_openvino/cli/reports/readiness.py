@@ -137,7 +137,8 @@ def _workers(server: ServerAddress, model: str, seconds: float) -> tuple[set[str
             entries = entries_of(model, management=address, token=server.token, timeout=min(seconds, 5.0))
         except ReportNotFoundError:
             continue
-        if states := {str(worker.get("status")) for worker in workers_in(entries)}:
+        # Ray Serve answers with a replica's report, which knows its siblings, but not their states.
+        if states := {str(worker["status"]) for worker in workers_in(entries) if "status" in worker}:
             return states, str(entries[0].get("step") or "")
     return set(), ""
 

@@ -111,18 +111,20 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
     try:
         workers = workers_in(_entries_at(url, name, token, min(timeout, _SECONDS_FOR_A_LIST)))
     except ReportNotFoundError as error:
-        saved = _saved(name)
+        saved = _saved(url)
         if saved is None:
             raise
         return _as_fetched(name, saved, f"{error} {why}", served=False)
     pids = {int(worker["pid"]) for worker in workers if str(worker.get("pid")).isdecimal()}
-    if workers and not any(worker.get("status") == "READY" for worker in workers):
-        saved = _saved(name)
+    # Ray Serve's replicas do not say their states.
+    states = {worker["status"] for worker in workers if "status" in worker}
+    if states and "READY" not in states:
+        saved = _saved(url)
         if saved is None:
             raise ReportNotFoundError(f"no worker of {name!r} is READY, and no report of it is saved; {why}")
         return _as_fetched(name, saved, f"No worker of {name} is READY; {why}", served=False)
     # Without workers, the model was refused so often that TorchServe gave up: the last of them counts.
-    saved = _saved(name, pids if workers else None)
+    saved = _saved(url, pids if workers else None)
     try:
         return _from_server(url, token, timeout if saved is None else min(timeout, _SECONDS_FOR_A_BUSY_WORKER))
     except ReportNotFoundError as error:
@@ -132,9 +134,12 @@ def fetch_or_saved(model: str, *, management: str, token: str | None, timeout: f
         return _as_fetched(name, saved, f"No current report: {error}{'' if served else f' {why}'}", served=served)
 
 
-def _saved(name: str, pids: set[int] | None = None) -> Saved | None:
+def _saved(url: str, pids: set[int] | None = None) -> Saved | None:
+    """Returns the last report that a worker on this machine saved; None for a server on another one."""
+    if urlsplit(url).hostname not in _LOOPBACK:
+        return None
     state = state_folder(None)
-    model, _, version = name.partition("/")
+    model, _, version = _name_in(url).partition("/")
     return last_saved(state, unquote(model), version, pids) if state is not None else None
 
 

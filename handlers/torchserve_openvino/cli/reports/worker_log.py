@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _DIED = re.compile(r"OpenVINO's compiler died.*")
 _READ_BYTES = 16 * 1024 * 1024
 # As TorchServe writes times, without the milliseconds.
 NOW = "%Y-%m-%dT%H:%M:%S"
+# What is logged of one end of a worker, by itself and by the frontend, is not further apart.
+_ONE_END = timedelta(seconds=60)
 
 
 _AFTER_A_DEATH = (
@@ -95,29 +98,32 @@ class LogState:
     loading: Loading | None = None
 
 
-def read_logs(folder: Path, model: str) -> LogState:
+def read_logs(folder: Path, model: str | None) -> LogState:
     """Reads what the logs in a folder say of a model.
 
     Args:
         folder: TorchServe's log folder, with ``model_log.log`` and ``ts_log.log``.
-        model: The model's name; a ``/VERSION`` after it is ignored.
+        model: The model's name, or NAME/VERSION; None for what they say last of any.
+
+    Raises:
+        OSError: A log is there and cannot be read.
     """
-    name = model.partition("/")[0]
+    name = model.partition("/")[0] if model is not None else None
     ours: list[Cause] = []
     raised: list[Cause] = []
     died: list[Cause] = []
     loading: Loading | None = None
-    for time, text, file in _lines(folder / "model_log.log", _WORKER, name):
-        if (match := _LOADING.search(text)) and match["model"] == name:
+    for time, text, file in _lines(folder / "model_log.log", _WORKER, model):
+        if (match := _LOADING.search(text)) and name in (match["model"], None):
             loading = Loading(match["text"], time, file)
-        elif (match := NOT_SERVED.search(text)) and match["model"] == name:
+        elif (match := NOT_SERVED.search(text)) and name in (match["model"], None):
             ours.append(Cause(match["cause"], "", time, file, refused=True))
         elif match := _DIED.search(text):
             died.append(Cause(match[0], _AFTER_A_DEATH, time, file))
         elif match := _RAISED.match(text):
             raised.append(Cause(match["cause"], _fix_of(match["cause"]), time, file))
     ended: list[Cause] = []
-    for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, name):
+    for time, text, file in _lines(folder / "ts_log.log", _FRONTEND, model):
         if _LATE.search(text):
             ended.append(Cause("the worker was not READY within startupTimeout", _AFTER_A_TIMEOUT, time, file))
         elif _SLOW.search(text):
@@ -140,29 +146,45 @@ def failed_load(folder: Path) -> str:
 
 
 def _last_cause(groups: Iterable[list[Cause]]) -> Cause | None:
+    """Returns the cause of the last end; of what was logged of that end, the first group's."""
+    lasts = [(group[-1], group) for group in groups if group]
+    newest = max((_time_of(last) for last, _ in lasts), default=datetime.min)
     # Our own message says more than the traceback after it. The frontend comes last: it sees the end of each worker.
-    for group in groups:
-        if group:
-            last = group[-1]
+    for last, group in lasts:
+        if newest - _time_of(last) <= _ONE_END:
             return replace(last, times=sum(cause.text == last.text for cause in group))
     return None
 
 
+def _time_of(cause: Cause) -> datetime:
+    try:
+        return datetime.fromisoformat(cause.time.partition(",")[0])
+    except ValueError:
+        # A log of another format.
+        return datetime.min
+
+
 def _end_of(path: Path) -> str:
-    """Returns the end of a log; empty where there is none."""
+    """Returns the end of a log; empty where there is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _READ_BYTES))
             return file.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
 
 
-def _lines(path: Path, form: re.Pattern[str], model: str) -> Iterable[tuple[str, str, str]]:
-    """Yields the time, text and file of each line that belongs to a worker of this model."""
+def _lines(path: Path, form: re.Pattern[str], model: str | None) -> Iterable[tuple[str, str, str]]:
+    """Yields the time, text and file of each line that belongs to a worker of this model, as of `read_logs`."""
+    name, _, version = (model or "").partition("/")
     lines = _end_of(path).splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
-        if (match := form.match(line)) and match["model"] == model:
+        match = form.match(line)
+        if match and name in (match["model"], "") and version in (match["version"], ""):
             # What Java raised stands below the line.
             raised = "" if form.match(following) else f"\n{following}"
             yield match["time"], f"{match['text']}{raised if form is _FRONTEND else ''}", str(path)

@@ -212,6 +212,13 @@ class VerifySection(Section):
             raise ValueError("required: true and against: off exclude each other; remove one.")
         return self
 
+    @model_validator(mode="after")
+    def _has_shadow(self) -> "VerifySection":
+        idle = sorted({"shadow_budget", "on_shadow_mismatch", "keep_mismatches"} & self.model_fields_set)
+        if idle and "shadow" not in self.model_fields_set:
+            raise ValueError(f"{idle[0]} has no effect without shadow: 0.01, which compares one request in 100.")
+        return self
+
 
 class BatchingSection(Section):
     """Which batch shapes are compiled, and how a batch between them is run."""

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from torchserve_openvino.config.fields import (
+    AllLengths,
     Boolean,
     Channels,
     Count,
@@ -12,7 +13,6 @@ from torchserve_openvino.config.fields import (
     NotNegative,
     PictureSizes,
     Positive,
-    Sizes,
 )
 
 # Immutable, without unknown keys; the docstring of a field is its help.
@@ -72,7 +72,7 @@ class TextSection(Section):
     """Longest text, in tokens with the special ones. Unset: what the model was made for, up to 512."""
     too_long: Literal["refuse", "truncate"] = "refuse"
     """What happens to a longer text: `refuse` answers 400 with its number of tokens, `truncate` drops its end."""
-    lengths: Sizes = "auto"
+    lengths: AllLengths = "auto"
     """Compiled lengths in tokens; a text is padded to the next one. `auto`: multiples of 16 up to 128, then powers of
     two and the middles between them, and `max_tokens`."""
     max_inputs: Count = 64
@@ -88,7 +88,7 @@ class AudioSection(Section):
     max_seconds: Positive | None = None
     """Longest recording, in seconds; longer ones answer 413. Unset: 30, or 600 for Whisper, which hears it window by
     window."""
-    lengths: Sizes = "auto"
+    lengths: AllLengths = "auto"
     """Compiled lengths in seconds (of a list: whole ones); a recording is padded to the next one. `auto`: powers of two
     and the middles between them (1, 1.5, 2, 3, 4 ...), up to `max_seconds`. Whisper has one length, its window."""
     max_bytes: Count = 32 * 1024 * 1024

@@ -142,9 +142,11 @@ def run_worker(command: Sequence[str], answer: Path, *, timeout: float) -> Stock
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
-                # The whole group, because Inductor's compilers are child processes.
-                os.killpg(process.pid, signal.SIGKILL)
                 return StockRun("timed_out", error=f"stopped after {timeout:g} s")
+            finally:
+                if process.poll() is None:
+                    # The whole group, because Inductor's compilers are child processes. Ctrl-C does not reach it.
+                    os.killpg(process.pid, signal.SIGKILL)
         if code == 0 and answer.exists():
             return StockRun(**json.loads(answer.read_text(encoding="utf-8")))
         log.seek(0, os.SEEK_END)

@@ -142,7 +142,9 @@ def without_weights(folder: Path, loader: str) -> "nn.Module":
     config = load_config(folder)
     with offline(), torch.device("meta"):
         try:
-            model: nn.Module = getattr(_transformers(), loader).from_config(config)
+            kind = getattr(_transformers(), loader)
+            # One class of models is made by calling it.
+            model: nn.Module = getattr(kind, "from_config", kind)(config)
         except Exception as error:
             # Of any class, as above.
             raise ModelLoadError(f"{loader} cannot make {folder.name}: {first_line(error)}") from error
@@ -263,6 +265,8 @@ class Pooling:
         logarithms: How often a weight becomes ``log(1 + weight)``.
         normalizes: Whether the vector's length becomes 1.
         longest: The longest text in tokens; None if not stated.
+        lowers: Whether texts are read in lower case.
+        prompt: What stands before each text.
     """
 
     mode: str = "mean"
@@ -270,6 +274,13 @@ class Pooling:
     logarithms: int = 0
     normalizes: bool = False
     longest: int | None = None
+    lowers: bool = False
+    prompt: str = ""
+
+    def read(self, text: str) -> str:
+        """Returns the text that the tokenizer gets."""
+        text = (self.prompt + text).strip()
+        return text.lower() if self.lowers else text
 
 
 _DENSE_MODES = {"mean_tokens": "mean", "cls_token": "cls"}
@@ -297,19 +308,25 @@ def pooling_of(folder: Path) -> Pooling:
     sparse = "SpladePooling" in kinds
     try:
         pooling = read_json_object(contained(folder, kinds["SpladePooling" if sparse else "Pooling"]) / CONFIG)
-        limits = folder / "sentence_bert_config.json"
-        longest = read_json_object(limits).get("max_seq_length") if limits.is_file() else None
+        # The name has the architecture's, in older folders.
+        limits = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+        texts = read_json_object(limits) if limits is not None else {}
+        longest = texts.get("max_seq_length")
         if longest is not None and type(longest) is not int:
             raise TypeError(f"max_seq_length is {longest!r:.100}, not a number of tokens")
+        prompt = _prompt_in(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{path} does not say how tokens are pooled: {error}") from error
     unknown = sorted(kinds.keys() - _ENCODERS - {"SpladePooling" if sparse else "Pooling", "Normalize"})
+    if prompt and pooling.get("include_prompt") is False:
+        raise ModelLoadError(f"{path} leaves the prompt's own tokens out of the vector; that is not supported.")
+    how: dict[str, Any] = {"longest": longest, "lowers": texts.get("do_lower_case") is True, "prompt": prompt}
     if sparse:
         mode, activation = pooling.get("pooling_strategy", "max"), pooling.get("activation_function", "relu")
         if unknown or mode not in {"max", "sum"} or activation not in _ACTIVATIONS:
             unsupported = ", ".join(unknown) or f"{mode!r:.40} and {activation!r:.40}"
             raise ModelLoadError(f"{path} asks for {unsupported}; supported: max, sum, relu, log1p_relu.")
-        return Pooling(mode, True, _ACTIVATIONS[activation], "Normalize" in kinds, longest)
+        return Pooling(mode, True, _ACTIVATIONS[activation], "Normalize" in kinds, **how)
     modes = [
         name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode") and on
     ]
@@ -318,7 +335,19 @@ def pooling_of(folder: Path) -> Pooling:
             f"{path} asks for {', '.join(unknown or modes)}; supported: mean_tokens, cls_token, Normalize, and "
             "SpladePooling."
         )
-    return Pooling(_DENSE_MODES[modes[0]], normalizes="Normalize" in kinds, longest=longest)
+    return Pooling(_DENSE_MODES[modes[0]], normalizes="Normalize" in kinds, **how)
+
+
+def _prompt_in(folder: Path) -> str:
+    """Returns what stands before each text where a request names no prompt."""
+    path = folder / "config_sentence_transformers.json"
+    stated = read_json_object(path) if path.is_file() else {}
+    name, prompts = stated.get("default_prompt_name"), stated.get("prompts") or {}
+    if name is None:
+        return ""
+    if not isinstance(prompts.get(name), str):
+        raise TypeError(f"{path.name} has no prompt {name!r:.100}")
+    return str(prompts[name])
 
 
 def module_folders(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The load of a model, observed: its steps and warnings in the log, and its report in a file."""
 
 import contextlib
+import contextvars
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from torchserve_openvino.serving.torchserve.base import model_name
 
 logger = logging.getLogger(__name__)
 
+_saves = contextvars.ContextVar("saves reports", default=True)
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -46,6 +48,16 @@ def observed_load(context: Any) -> Iterator[LoadProgress]:
             raise refusal.with_traceback(None) from None
 
 
+@contextlib.contextmanager
+def without_saving() -> Iterator[None]:
+    """Saves no reports while the context lasts: a model that is loaded beside its workers is not what they serve."""
+    token = _saves.set(False)
+    try:
+        yield
+    finally:
+        _saves.reset(token)
+
+
 def save_report(context: Any, report: Mapping[str, Any], cause: str = "") -> None:
     """Saves a worker's report for `torchserve-openvino report`; a failure is a warning.
 
@@ -54,7 +66,7 @@ def save_report(context: Any, report: Mapping[str, Any], cause: str = "") -> Non
         report: The report; without ``summary`` nothing was compiled.
         cause: Why the model is refused; empty if it is not.
     """
-    if PRECOMPILE_ENV in os.environ or (state := state_folder(None)) is None:
+    if not _saves.get() or PRECOMPILE_ENV in os.environ or (state := state_folder(None)) is None:
         return
     version = str((getattr(context, "manifest", None) or {}).get("model", {}).get("modelVersion") or "")
     try:

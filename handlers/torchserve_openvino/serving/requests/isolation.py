@@ -5,7 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from torchserve_openvino.errors import ItemError, ModelCallError, OutOfMemoryError, PayloadTooLargeError, class_and_line
+from torchserve_openvino.errors import (
+    ItemError,
+    ModelCallError,
+    OutOfMemoryError,
+    PayloadTooLargeError,
+    class_and_line,
+    is_out_of_memory,
+)
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.refusals import is_status
 
@@ -22,10 +29,10 @@ def isolated(run: Callable[[], T]) -> T | ItemError:
         return run()
     except ItemError as error:
         return error
-    except MemoryError:
-        # The failed allocation took no memory from the other items.
-        return PayloadTooLargeError("this worker has not enough memory for this item")
     except Exception as error:
+        if is_out_of_memory(error):
+            # The failed allocation took no memory from the other items.
+            return PayloadTooLargeError("this worker has not enough memory for this item")
         return server_fault(error)
 
 
@@ -43,11 +50,9 @@ def run_isolated(values: Sequence[Any], run: Run, blame: Blame, counters: Counte
     """
     try:
         return _checked(run(list(values)), len(values))
-    except MemoryError as error:
-        if len(values) == 1:
-            return [OutOfMemoryError("this worker has not enough memory for this item")]
-        logger.warning("A batch of %d needs too much memory (%s); its items run one by one", len(values), error)
     except Exception as error:
+        if len(values) == 1 and is_out_of_memory(error):
+            return [OutOfMemoryError("this worker has not enough memory for this item")]
         if len(values) == 1:
             return [error if isinstance(error, ItemError) else blame(values[0], error)]
         logger.warning(

@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from torchserve_openvino.report.progress import begin_step
 from torchserve_openvino.serving.modes import SERVING, Modes
 from torchserve_openvino.serving.shapes.input_spec import Inputs, Signature
@@ -37,6 +40,14 @@ class Case:
     compiled_shape: bool = True
     others: Callable[[], Sequence[ValueSet]] | None = None
     modes: Modes = SERVING
+
+    def to_plain(self) -> list[Any]:
+        """Returns what the call's time and graphs depend on, JSON-safe: name, inputs without their values, modes."""
+        leaves = [
+            [str(leaf.dtype), list(leaf.shape)] if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            for leaf in pytree.tree_leaves(self.inputs)
+        ]
+        return [self.name, leaves, self.compiled_shape, self.modes.grad, str(self.modes.autocast)]
 
 
 def signatures(

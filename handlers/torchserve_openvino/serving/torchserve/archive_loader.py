@@ -9,13 +9,14 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.serving.loading.archive_manifest import batch_size_of, model_of
+from torchserve_openvino.serving.observation.load import without_saving
 
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
 
 
 def load_handler(folder: Path) -> Any:
-    """Runs an archive's handler up to READY, with TorchServe's own loader.
+    """Runs an archive's handler up to READY, with TorchServe's own loader; the report is not saved.
 
     Args:
         folder: The unpacked archive.
@@ -32,7 +33,9 @@ def load_handler(folder: Path) -> Any:
         batch_size = batch_size_of(read_yaml(folder / name))
     sys.path.insert(0, str(folder))
     handler = str(folder / model["handler"]) if (folder / model["handler"]).is_file() else model["handler"]
-    service = ModelLoaderFactory.get_model_loader().load(model["modelName"], str(folder), handler, None, batch_size)
+    loader = ModelLoaderFactory.get_model_loader()
+    with without_saving():
+        service = loader.load(model["modelName"], str(folder), handler, None, batch_size)
     return getattr(service._entry_point, "__self__", None)
 
 

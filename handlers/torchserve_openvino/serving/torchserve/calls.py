@@ -26,10 +26,10 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
     handler.context = context
     asynchronous.keep_messages_whole(context)
     if handler._is_describe():
-        return asynchronous.whole_response(context, lambda: [handler.describe_handle()])
+        return asynchronous.whole_response(context, lambda: [with_report(handler.describe_handle(), worker.describe())])
     requests = requests_of(data, context, envelope)
     if asynchronous.is_awaited():
-        return asynchronous.answered_later(context, lambda: worker.answer(requests)[0])
+        return asynchronous.answered_later(context, partial(_answered_in_thread, worker, context, requests))
     try:
         responses = worker.answer(requests)
     except SystemExit:
@@ -39,6 +39,30 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
     for index, response in enumerate(responses):
         asynchronous.set_head(context, index, response)
     return [response.body for response in responses]
+
+
+def _answered_in_thread(worker: Any, context: Any, requests: Sequence[Request]) -> Response:
+    """Answers a request while other threads answer others: a user's own code answers one at a time."""
+    if worker.is_task:
+        return worker.answer(requests)[0]
+    with worker.turn:
+        # It finds its context on the handler.
+        worker.handler.context = context
+        return worker.answer(requests)[0]
+
+
+def with_report(own: Any, report: dict[str, Any]) -> dict[str, Any]:
+    """Returns the report, with what a handler's own code describes.
+
+    Args:
+        own: What it describes, under ``handler`` in the result; its keys are also at the top, where the report has no
+            key of that name. None if it describes nothing; it may have the report in it already.
+        report: The report.
+    """
+    if own is None:
+        return report
+    keys = own if isinstance(own, dict) else {}
+    return keys if keys.keys() >= report.keys() else {**keys, **report, "handler": own}
 
 
 def requests_of(data: Sequence[Any], context: Any, envelope: EnvelopeKind | None = None) -> list[Request]:

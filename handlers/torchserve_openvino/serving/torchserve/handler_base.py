@@ -12,7 +12,7 @@ from torchserve_openvino.errors import ModelLoadError
 from torchserve_openvino.serving.loading.labels import own_classes
 from torchserve_openvino.serving.requests.messages import EnvelopeKind
 from torchserve_openvino.serving.torchserve.base import HAS_TORCHSERVE, BaseHandler, missing_torchserve, worker_of
-from torchserve_openvino.serving.torchserve.calls import answered_call
+from torchserve_openvino.serving.torchserve.calls import answered_call, with_report
 from torchserve_openvino.serving.worker.worker import Worker
 from torchserve_openvino.serving.worker_context import MethodCompiler
 
@@ -77,13 +77,9 @@ class HandlerBase(BaseHandler, metaclass=_HandlerType):
     def describe_handle(self) -> dict[str, Any]:
         """Returns the report, for ``GET /models/NAME?customized=true``.
 
-        What the handler's other bases describe is in it, under ``handler``; its keys are also at the top, where the
-        report has no key of that name.
+        What the handler's other bases describe is in it (`with_report`).
         """
-        own, report = super().describe_handle(), self._openvino.describe()
-        if own is None:
-            return report
-        return {**(own if isinstance(own, dict) else {}), **report, "handler": own}
+        return with_report(super().describe_handle(), self._openvino.describe())
 
     def __setattr__(self, name: str, value: Any) -> None:
         # TorchServe's micro-batching assigns its own `handle`: it is kept, and called by the one of this class.

@@ -1,12 +1,13 @@
 """Verifies before READY that a compiled model's answers equal eager PyTorch's."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torchserve_openvino.config.sections.openvino_section import OpenVINOSection
 from torchserve_openvino.errors import VerificationError
 from torchserve_openvino.report import CompileReport
+from torchserve_openvino.serving.served import ServedModel
 from torchserve_openvino.serving.shapes.warmup import Case
 from torchserve_openvino.serving.verification import verify
 from torchserve_openvino.serving.verification.judge import Judge
@@ -96,7 +97,7 @@ class Admission:
         return Judge(precision, self._section.verify, measure, must_meet=self._section.precision == "auto")
 
     def compare(
-        self, model: Callable[..., Any], report: CompileReport, precision: str | None = None,
+        self, model: ServedModel, report: CompileReport, precision: str | None = None,
         cases: Sequence[Case] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Returns the result of `verify.compare` for ``precision``, by default and in int8 the report's.
@@ -109,7 +110,9 @@ class Admission:
         """
         own = report.summary.precision
         judge = self.judge_in(own if own == "int8" else precision or own or "f32")
-        return verify.compare(model, self._answers, self._cases if cases is None else cases, judge, self.times)
+        return verify.compare(
+            model, self._answers, self._cases if cases is None else cases, judge, self.times, poisoned=model.poisoned
+        )
 
     def judge(self, report: CompileReport, result: dict[str, Any]) -> None:
         """Records a comparison in the report and acts on a failed one.

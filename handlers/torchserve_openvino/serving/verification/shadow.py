@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 from torchserve_openvino.config.sections.openvino_section import VerifySection
+from torchserve_openvino.errors import is_out_of_memory
 from torchserve_openvino.files.atomic import write_atomically
 from torchserve_openvino.files.json_text import read_json_object
 from torchserve_openvino.serving.loading.files import private_folder
@@ -191,7 +192,7 @@ class Shadow:
             took = time.monotonic() - start - (self.quiet.waited - waited)
             self._seconds += took
             self._next = time.monotonic() + took * (1.0 / self._section.shadow_budget - 1.0)
-        if error is not None and (not self._ran or isinstance(error, MemoryError) or "not enough memory" in str(error)):
+        if error is not None and (not self._ran or is_out_of_memory(error)):
             self.skip(f"eager PyTorch raises {type(error).__name__}")
             return
         if weight_versions(self._eager) != sample.weights:

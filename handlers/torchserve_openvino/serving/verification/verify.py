@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -185,6 +185,8 @@ def compare(
     cases: Sequence[Case],
     judge: Judge,
     times: dict[str, CaseTimes] | None = None,
+    *,
+    poisoned: Callable[[], AbstractContextManager[None]],
 ) -> dict[str, Any]:
     """Compares both models on each case, on values that it was not compiled with; output memory is poisoned before.
 
@@ -194,6 +196,7 @@ def compare(
         cases: The calls to compare.
         judge: Judges each answer.
         times: Gets the times of each case, by its name.
+        poisoned: Poisons the memory of the compiled model's results while its context lasts.
 
     Returns:
         JSON-safe: ``passed``, ``cases``, ``tolerance``, ``problems``; the worst ``max_abs``, ``max_rel``, ``cosine``
@@ -202,7 +205,7 @@ def compare(
         every case was compared on ``unseen`` values, which its compilation did not see. ``measure`` has the name and
         the bound of the measure, where there is one, and its ``worst`` figure.
     """
-    comparison = _Comparison(compiled, eager, judge)
+    comparison = _Comparison(compiled, eager, judge, poisoned)
     for position, case in enumerate(cases, 1):
         begin_step("verifying shape", position, len(cases))
         comparison.run(case)
@@ -230,9 +233,15 @@ def compare(
 class _Comparison:
     """Runs the comparisons of all cases and collects their results."""
 
-    def __init__(self, compiled: Callable[..., Any], eager: EagerAnswers, judge: Judge) -> None:
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        eager: EagerAnswers,
+        judge: Judge,
+        poisoned: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._compiled, self._eager, self._judge = compiled, eager, judge
-        self._poisoned = getattr(compiled, "poisoned", nullcontext)
+        self._poisoned = poisoned
         self._state = eager.snapshot()
         # Looking at all of a model's state takes longer than a call of a small one: the first call of a case tells.
         self._keeps_state = True

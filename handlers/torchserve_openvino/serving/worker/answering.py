@@ -1,6 +1,7 @@
 """Answers requests by a handler's own code, each with its own status."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,6 +55,7 @@ class Answering(ArchiveLoading):
         model_name: The model's name on the server.
         model_version: Its version; empty if it has none.
         most_requests: The most requests of one call.
+        turn: Whoever runs a user's own code, which need not be safe for threads, holds it.
     """
 
     def __init__(self, handler: Any, mixin: Any) -> None:
@@ -70,6 +72,7 @@ class Answering(ArchiveLoading):
         self.health: Health | None = None
         self.own_code = OwnCode(handler, self)
         self.overrides: dict[str, Callable[..., Any]] = {}
+        self.turn = threading.Lock()
         self.model_name, self.model_version, self.most_requests = "model", "", 1
         # The host's own object for metrics, and what was made of it.
         self._metrics_source: Any = None
@@ -122,10 +125,9 @@ class Answering(ArchiveLoading):
         """Lets TorchServe's explanations use the eager model: they hook into its layers and need gradients.
 
         Raises:
-            NotExplainedError: The model is quantized, and has no gradients.
+            NotExplainedError: See `check_explained`.
         """
-        if is_quantized(self.model_dir):
-            raise NotExplainedError("a quantized model has no gradients: explanations need the model in f32")
+        self.check_explained("explanations")
         served = getattr(self.handler, "model", None)
         self.handler.model = self.eager_model
         try:
@@ -133,6 +135,20 @@ class Answering(ArchiveLoading):
                 yield
         finally:
             self.handler.model = served
+
+    def check_explained(self, name: str) -> None:
+        """Checks that the eager model has its weights, and gradients.
+
+        Args:
+            name: What is to be computed with it, plural.
+
+        Raises:
+            NotExplainedError: The model is quantized, or its weights were freed.
+        """
+        if is_quantized(self.model_dir):
+            raise NotExplainedError(f"a quantized model has no gradients: {name} need the model in f32")
+        if self.served is not None and self.served.released:
+            raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
 
     # --- requests -------------------------------------------------------------------------------------------------
 

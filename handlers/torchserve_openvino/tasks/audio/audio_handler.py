@@ -152,7 +152,8 @@ class AudioHandler(RecordingHandler):
         model: Any = super().load(folder)
         self.extractor = hub.load_feature_extractor(folder)
         self.rate = int(self.extractor.sampling_rate)
-        self.dtype = next(model.parameters()).dtype
+        # A quantized model has no weights here, and takes float32.
+        self.dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
         self.fixed = self._fixed_shape()
         self.shortest = self._shortest(model.config)
         self._openvino.config = self._with_lengths(self._openvino.config)

@@ -16,6 +16,7 @@ from torchserve_openvino.errors import (
     ItemError,
     NotExplainedError,
     PayloadTooLargeError,
+    is_out_of_memory,
 )
 from torchserve_openvino.generation.text.engine import Engine
 from torchserve_openvino.report import CompileReport
@@ -343,10 +344,9 @@ class TextGenerator(HubHandler):
             call.bodies = FORMS[request.form](request, name, self._reader.text_of)
         except ItemError as error:
             call.answer = error
-        except MemoryError:
-            call.answer = PayloadTooLargeError("this worker has not enough memory for this request")
         except Exception as error:
-            call.answer = server_fault(error)
+            too_large = PayloadTooLargeError("this worker has not enough memory for this request")
+            call.answer = too_large if is_out_of_memory(error) else server_fault(error)
         return call
 
     def _response(self, request: Request, call: GenerationCall) -> Response:

@@ -117,7 +117,8 @@ def read_openai(value: Any, max_bytes: int) -> tuple[str, OpenAIParameters]:
     if not isinstance(only, Mapping) or "prompt" not in only or ask.parameters:
         raise InvalidInputError('the body must be a JSON object with "prompt"')
     prompt = text_of(only["prompt"], "prompt")
-    parameters: OpenAIParameters = parameters_of(OpenAIParameters, _renamed(only))
+    stated = {name: item for name, item in only.items() if item is not None}
+    parameters: OpenAIParameters = parameters_of(OpenAIParameters, _renamed(stated))
     return prompt, parameters.model_copy(update={"size": None}) if parameters.size == "auto" else parameters
 
 

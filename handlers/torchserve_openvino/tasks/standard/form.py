@@ -203,7 +203,7 @@ def form_for(endpoints: Sequence[Endpoint], path: str, body: Any) -> type[Form] 
         return next(
             (endpoint.form for endpoint in endpoints if endpoint.by_body and endpoint.fields <= names and not own), None
         )
-    candidates = [endpoint for endpoint in endpoints if endpoint.path == _name(path)]
+    candidates = _at(endpoints, path)
     if candidates:
         return next(
             (candidate.form for candidate in candidates if candidate.fields and candidate.fields <= names),
@@ -219,11 +219,14 @@ def form_for(endpoints: Sequence[Endpoint], path: str, body: Any) -> type[Form] 
 def refusal_form(endpoints: Sequence[Endpoint], path: str) -> RefusalForm | None:
     """Returns how refusals are written under a path; None at the model's own URL."""
     default = openai_error if path.startswith(_VERSIONS) or endpoints else None
-    return (
-        next((endpoint.form.refusal for endpoint in endpoints if endpoint.path == _name(path)), default)
-        if path
-        else None
-    )
+    return next((endpoint.form.refusal for endpoint in _at(endpoints, path)), default) if path else None
+
+
+def _at(endpoints: Sequence[Endpoint], path: str) -> list[Endpoint]:
+    """Returns the endpoints under a path, the usual one first: without a version, TEI's."""
+    matching = [endpoint for endpoint in endpoints if endpoint.path == _name(path)]
+    has_version = path.startswith(_VERSIONS)
+    return sorted(matching, key=lambda endpoint: issubclass(endpoint.form, TeiForm) is has_version)
 
 
 def in_form(refusal: RefusalForm | None, run: Callable[[], T]) -> T:

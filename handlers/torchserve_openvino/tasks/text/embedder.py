@@ -94,9 +94,13 @@ class SentenceEmbedder(TextHandler):
         """Returns the longest text in tokens that sentence-transformers' files state."""
         return hub.pooling_of(folder).longest
 
+    def load(self, folder: Path) -> nn.Module:
+        """Loads the model, and how its vectors are pooled: in a quantized model's graph, too."""
+        self.pooling = hub.pooling_of(folder)
+        return super().load(folder)
+
     def servable(self, model: Any) -> Any:
         """Returns the model with its pooling."""
-        self.pooling = hub.pooling_of(self.folder)
         return PooledHead(model, "token_type_ids" in self.names, self.pooling)
 
     def served_model(self) -> ModelFacts:
@@ -110,7 +114,7 @@ class SentenceEmbedder(TextHandler):
             InvalidInputError: It is something else, or holds a token that the model does not know.
         """
         if part.form is None or not isinstance(part.input, list):
-            return super().read(part)
+            return self.pooling.read(super().read(part))
         if not part.input:
             raise InvalidInputError("an empty list of token ids")
         for position, token in enumerate(part.input):

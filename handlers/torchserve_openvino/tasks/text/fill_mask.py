@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import torch
@@ -19,6 +19,8 @@ from torchserve_openvino.tasks.text.text_handler import Outputs, TextHandler, Te
 
 # Each word comes with the whole text.
 _MOST = 1000
+# No token is longer, in characters.
+_LONGEST_WORD = 256
 # Masks of a text that one row of a call fills; almost all texts have one.
 _MASKS = 4
 _POSITIONS = "mask_positions"
@@ -29,8 +31,8 @@ class MaskParameters(Parameters):
 
     top_k: Annotated[int, Field(ge=1, le=_MOST)] = 5
     """How many words to return for each mask."""
-    targets: list[str] | None = None
-    """The only words to score; each has to be one token."""
+    targets: Annotated[list[str], Field(max_length=_MOST)] | None = None
+    """The only words to score, up to 1,000; each has to be one token."""
 
 
 class Filled(Answer):
@@ -69,6 +71,11 @@ class FillMask(TextHandler):
     parameters = MaskParameters
     # For several masks, a list for each.
     answers = list[Filled] | list[list[Filled]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Each text of a request has the same targets.
+        self._token_of = lru_cache(4 * _MOST)(self._one_token)
 
     def measure(self) -> Measure | None:
         """Returns what answers in a narrower precision must meet."""
@@ -142,13 +149,20 @@ class FillMask(TextHandler):
         """
         if words is None:
             return None
-        vocabulary = self.tokenizer.get_vocab()
         tokens = []
-        for word in words:
-            ids = [vocabulary[word]] if word in vocabulary else self.tokenizer(word, add_special_tokens=False).input_ids
-            if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
-                raise InvalidInputError(f"targets: {word!r} is not one token of this model")
-            tokens.append(ids[0])
+        for word in dict.fromkeys(words):
+            token = self._token_of(word) if len(word) <= _LONGEST_WORD else None
+            if token is None:
+                raise InvalidInputError(f"targets: {word!r:.100} is not one token of this model")
+            tokens.append(token)
         if not tokens:
             raise InvalidInputError("targets is an empty list")
         return list(dict.fromkeys(tokens))
+
+    def _one_token(self, word: str) -> int | None:
+        """Returns the token that a word is; None if it is several, or unknown."""
+        unknown = {None, self.tokenizer.unk_token_id}
+        ids = [self.tokenizer.convert_tokens_to_ids(word)]
+        if ids[0] in unknown:
+            ids = self.tokenizer(word, add_special_tokens=False).input_ids
+        return ids[0] if len(ids) == 1 and ids[0] not in unknown else None

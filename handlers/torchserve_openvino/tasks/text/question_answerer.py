@@ -146,8 +146,7 @@ class QuestionAnswerer(TextHandler):
         if parameters.handle_impossible_answer:
             answers.append({"score": impossible, "start": 0, "end": 0, "answer": ""})
         answers = sorted(answers, key=lambda found_answer: -float(found_answer["score"]))[: parameters.top_k]
-        if not answers:
-            return {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+        answers = answers or [{"score": 0.0, "start": 0, "end": 0, "answer": ""}]
         return answers[0] if parameters.top_k == 1 else answers
 
 

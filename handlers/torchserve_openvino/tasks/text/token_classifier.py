@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -63,10 +64,14 @@ class TokenClassifier(TextHandler):
 
     @cached_property
     def _pipeline(self) -> Any:
-        # Its aggregation is what users compare with, so it is used itself.
+        # Its aggregation is what users compare with, so it is used itself: without its `__init__`, which looks for
+        # weights, and moves them to a GPU.
         from transformers import TokenClassificationPipeline
 
-        return TokenClassificationPipeline(model=self._openvino.eager_model.model, tokenizer=self.tokenizer)
+        pipeline = object.__new__(TokenClassificationPipeline)
+        names = {number: self.label(number) for number in self.labels}
+        pipeline.model, pipeline.tokenizer = SimpleNamespace(config=SimpleNamespace(id2label=names)), self.tokenizer
+        return pipeline
 
     def measure(self) -> Measure | None:
         """Returns what answers in a narrower precision must meet."""

@@ -1,5 +1,6 @@
 """Estimates the depth of each pixel, with answers named as in Hugging Face's depth-estimation."""
 
+import inspect
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -72,9 +73,15 @@ class DepthEstimator(VisionHandler):
             raise PayloadTooLargeError(
                 f"the depth of {width} x {height} pixels is too much for lists; set parameters.format to 'png'"
             )
-        (estimate,) = self.processor.post_process_depth_estimation(
-            SimpleNamespace(predicted_depth=outputs[0].float().unsqueeze(0)), [picture.size]
+        process = self.processor.post_process_depth_estimation
+        # ZoeDepth cuts off what its processor adds around a picture, which it does not where pictures are stretched.
+        unpadded = (
+            self._settings.get("do_pad") is False and "do_remove_padding" in inspect.signature(process).parameters
         )
+        (estimate,) = process(
+            SimpleNamespace(predicted_depth=outputs[0].float().unsqueeze(0)), [picture.size],
+            **({"do_remove_padding": False} if unpadded else {}),
+        )  # fmt: skip
         depth = estimate["predicted_depth"].reshape(height, width)
         least, most = depth.min(), depth.max()
         # A depth that is the same everywhere has no range to divide by.

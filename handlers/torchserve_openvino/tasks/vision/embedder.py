@@ -37,7 +37,8 @@ class EmbedderHead(VisionHead):
 
     def outputs(self, output: Any) -> Outputs:
         """Returns the vectors."""
-        pooled = getattr(output, "pooler_output", None)
+        pooled = getattr(output, "image_embeds", None)
+        pooled = pooled if pooled is not None else getattr(output, "pooler_output", None)
         # Convolutional models pool to [batch, width, 1, 1].
         return (pooled.flatten(1) if pooled is not None else output.last_hidden_state[:, 0],)
 

@@ -105,8 +105,11 @@ class VisionHandler(HubHandler):
     # --- loading ----------------------------------------------------------------------------------------------
 
     def load(self, folder: Path) -> nn.Module:
-        """Loads model and image processor, and finds the size of the model's pictures."""
-        model = self.load_model(folder)
+        """Loads model and image processor, and finds the size of the model's pictures.
+
+        Weights in float16 and bfloat16 become float32, as the pixels are.
+        """
+        model = self.load_model(folder).float()
         self.model_config = model.config
         self.processor = hub.load_image_processor(folder)
         if self._openvino.config.openvino.batching.dims:

@@ -119,7 +119,7 @@ class ZeroShotImageClassifier(VisionHandler):
             raise ModelLoadError(
                 "handler.openvino.release_weights: true is not possible here: two graphs share weights."
             )
-        self.tokenizer = hub.load_tokenizer(folder)
+        self.tokenizer = hub.load_tokenizer(folder, fast=False)
         self._length = int(self.model_config.text_config.max_position_embeddings)
         self._is_siglip = "siglip" in self.model_config.model_type
         self._scale = model.logit_scale.exp().item()
