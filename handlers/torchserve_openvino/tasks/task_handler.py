@@ -104,6 +104,7 @@ class TaskHandler(HandlerBase):
         state: The worker's state after READY.
         freezes: Whether calls run without guards after warm-up; only safe if nothing changes the model later.
         reads_archive: Whether `read_archive` loads the model, and not BaseHandler.
+        needs_f32: Whether it computes with the weights in f32 beside a quantized model.
     """
 
     _openvino_worker: ClassVar[type[Worker]] = TaskWorker
@@ -111,6 +112,7 @@ class TaskHandler(HandlerBase):
     _openvino_method_compilers = METHOD_COMPILERS
     freezes = False
     reads_archive: ClassVar[bool] = False
+    needs_f32: ClassVar[bool] = False
     # The most items in one enveloped request, all of which are decoded before any is answered; None sets no limit.
     _most_items: int | None = None
 

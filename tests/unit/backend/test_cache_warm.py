@@ -179,14 +179,19 @@ def test_a_warm_model_that_shares_a_blob_with_one_that_owns_its_weights(tmp_path
 
 
 def test_somebody_else_compares(tmp_path: Path) -> None:
-    ask(fresh(Net().eval(), tmp_path / "c"), X)
+    cold = fresh(Net().eval(), tmp_path / "c")
+    ask(cold, X)
+    ask(cold, torch.cat([X, X]))
     warm = fresh(Net().eval(), tmp_path / "c", cache=CacheSettings(proves=False))
     ask(warm, X)
     assert cache_of(warm)["verified"]["signatures"] == 0
     warm.confirm_cached()
     assert cache_of(warm)["verified"]["signatures"] == 1
+    # Nobody compares what comes later.
+    ask(warm, torch.cat([X, X]))
+    assert cache_of(warm)["verified"]["signatures"] == 2
     assert warm.reject_cached()
-    assert cache_of(warm)["verified"]["rejected"] == 1 and not entries(tmp_path / "c", "call", "partition")
+    assert cache_of(warm)["verified"]["rejected"] == 2 and not entries(tmp_path / "c", "call", "partition")
     again = fresh(Net().eval(), tmp_path / "c")
     ask(again, X)
     assert cache_of(again)["traces"] == 1

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from torchserve_openvino.cache.identity.fingerprint import fingerprint
 
 MODEL = """
 import functools
+import importlib
 import torch
 from torch import nn
 SCALE = 2.0
@@ -408,3 +410,22 @@ def test_a_transformers_model_is_known() -> None:
     assert first == code(transformers.BertModel(config).eval())
     config.layer_norm_eps = 1e-3
     assert first != code(transformers.BertModel(config).eval())
+
+
+def test_a_relative_import_inside_a_function_is_not_the_module_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "relative_net"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "math.py").write_text("SCALE = 2.0\n")
+    (package / "model.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n        from .math import SCALE\n        return x * SCALE\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module, numbers = (importlib.import_module(f"relative_net.{name}") for name in ("model", "math"))
+    before = fingerprint(module.Net())
+    assert not before.unknown
+    monkeypatch.setattr(numbers, "SCALE", 3.0)
+    assert fingerprint(module.Net()).code != before.code

@@ -140,3 +140,15 @@ def test_a_second_machine_does_not_compile(tmp_path: Path) -> None:
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
         counts.append(done.stdout.splitlines()[-1])
     assert counts == ["[1, 1, 0]", "[1, 0, 1]"]
+
+
+def test_a_wrong_entry_is_not_fetched_again_until_it_is_stored_anew(
+    machines: tuple[RemoteStore, RemoteStore],
+) -> None:
+    first, second = machines
+    put(first, 1)
+    assert second.get("partition", key(1)) is not None
+    second.discard("partition", key(1))
+    assert second.get("partition", key(1)) is None
+    put(second, 1)
+    assert second.get("partition", key(1)) is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from torchserve_openvino.cache.open import CacheSettings, open_cache
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.cli import app
 from torchserve_openvino.cli.cache import age_of, default_dir, size_of
@@ -221,3 +222,18 @@ def test_problems_end_with_code_1(run, store, tmp_path):
     (tmp_path / "all.tar").write_bytes(data)
     result = run("import", tmp_path / "all.tar", folder=tmp_path / "new")
     assert result.exit_code == 1 and "2 entries" in result.stdout and KEYS["blob"][:12] in result.stdout
+
+
+def test_the_default_of_a_url_is_what_this_machine_has_of_it(monkeypatch, tmp_path) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OPENVINO_TORCH_CACHE_DIR", "memory://bucket/cache")
+    opened = open_cache("memory://bucket/cache", CacheSettings())
+    assert default_dir() == opened.root
+
+
+def test_a_large_bundle_is_imported_into_a_cache_that_may_be_as_large(run, store, tmp_path) -> None:
+    run("export", tmp_path / "warm.tar")
+    refused = run("import", tmp_path / "warm.tar", "--limit", "0.001", folder=tmp_path / "small")
+    assert refused.exit_code == 1 and "too large for a cache of 1000000 bytes" in " ".join(refused.output.split())
+    assert run("import", tmp_path / "warm.tar", "--limit", "1", folder=tmp_path / "large").exit_code == 0

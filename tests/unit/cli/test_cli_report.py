@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torchserve_openvino.cli import app
+from torchserve_openvino.cli.reports.readiness import ServerAddress, not_ready
 from torchserve_openvino.cli.reports.source import find_report
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.report.records import GraphRecord, PartitionRecord
@@ -291,3 +292,19 @@ def test_several_shapes_are_told_apart_in_few_rows(run, tmp_path) -> None:
     ]
     partitions = {row[0]: row for row in lines if len(row) > 1 and row[1] == "p0"}
     assert partitions["0-1, 3"][7] == "0.75" and partitions["2"][2] == "eager"
+
+
+def test_a_report_that_was_saved_here_is_not_that_of_another_machine(run, server, saved) -> None:
+    saved()
+    server.close()
+    assert "saved at" in run("net", "--management", server.url).output
+    elsewhere = run("net", "--management", "http://192.0.2.1:8081", "--timeout", "0.5")
+    assert elsewhere.exit_code == 1 and "saved at" not in elsewhere.output
+
+
+def test_workers_that_do_not_say_their_states_are_asked(run, server, report) -> None:
+    """Ray Serve answers with a replica's report, with or without `customized`."""
+    server.answers["/models/net"] = 200, {**report, "workers": [{"pid": 4711, "requests": 3}]}
+    assert run("net", "--management", server.url).exit_code == 0
+    where = ServerAddress(server.url, server.url)
+    assert "no worker is READY" not in not_ready(where, "net", 5)

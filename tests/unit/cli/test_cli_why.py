@@ -151,3 +151,42 @@ def test_ready_does_not_wait_for_a_server_that_does_not_start(logs, monkeypatch:
     start = time.monotonic()
     result = CliRunner().invoke(app, ["ready", "net", "--logs", str(logs()), "--management", NOBODY, "--url", NOBODY])
     assert result.exit_code == 1 and "no server answers" in result.output and time.monotonic() - start < 20
+
+
+def at(time: str, worker: str, text: str) -> str:
+    return f"{time},001 [INFO ] W-9000-{worker}-stdout MODEL_LOG - {text}"
+
+
+def test_a_cause_of_another_day_is_not_that_of_the_last_end(logs) -> None:
+    old = at("2026-11-21T09:00:00", "net_1.0", REFUSED)
+    assert "process ended" in why(logs(old, frontend=GONE))["cause"]["text"]
+    traceback = at("2026-11-21T09:00:00", "net_1.0", "RuntimeError: of a request")
+    assert "process ended" in why(logs(traceback, frontend=GONE))["cause"]["text"]
+    # What the frontend logs of the same end comes after it.
+    same = at("2026-11-22T21:55:56", "net_1.0", REFUSED)
+    assert "ConfigError" in why(logs(old, same, frontend=GONE))["cause"]["text"]
+
+
+def test_a_version_has_its_own_cause(logs) -> None:
+    folder = logs(AT.format(1, "net_1.0", REFUSED), AT.format(2, "net_2.0", REFUSED.replace("wormup", "batsching")))
+    assert "wormup" in why(folder, "net/1.0")["cause"]["text"]
+    assert "batsching" in why(folder, "net/2.0")["cause"]["text"]
+    assert why(folder, "net/3.0")["cause"] is None
+
+
+def test_logs_that_cannot_be_read_are_named(logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = logs(AT.format(1, "net_1.0", REFUSED))
+    assert "there is no folder" in why(folder / "model_log.log", json_too=False)["text"]
+
+    def denied(path: Path, *args: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert "model_log.log cannot be read: Permission denied" in why(folder, json_too=False)["text"]
+
+
+def test_ready_of_all_models_ends_at_a_refusal_too(logs) -> None:
+    later = AT.replace("2026", "9026").format(1, "net_1.0", REFUSED)
+    options = ["--management", NOBODY, "--url", NOBODY, "--timeout", "30"]
+    result = CliRunner().invoke(app, ["ready", "--logs", str(logs(later)), *options])
+    assert result.exit_code == 1 and "cause: ConfigError" in result.output and " after " not in result.output

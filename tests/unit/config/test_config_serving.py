@@ -393,3 +393,17 @@ def test_words_mean_the_same_for_enable_and_for_options(word, on):
     assert config.pt2.enabled is on
     if config.backend is not None:
         assert config.backend.options.model_caching is on
+
+
+@pytest.mark.parametrize("key", ["shadow_budget: 0.1", "on_shadow_mismatch: refuse", "keep_mismatches: /var/kept"])
+def test_settings_of_a_shadow_that_is_off_have_no_effect_and_are_refused(key: str) -> None:
+    name, _, value = key.partition(": ")
+    with pytest.raises(ConfigError, match=f"{name} has no effect without shadow"):
+        ours({"verify": {name: float(value) if value == "0.1" else value}})
+    ours({"verify": {name: float(value) if value == "0.1" else value, "shadow": 0.0}})
+
+
+def test_lengths_are_no_batch_sizes() -> None:
+    assert ours({"text": {"lengths": [100_000, 16]}}).text.lengths == [16, 100_000]
+    with pytest.raises(ConfigError, match="the maximum batch size is 65536"):
+        ours({"batching": {"buckets": [100_000]}})

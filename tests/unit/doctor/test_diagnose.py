@@ -11,7 +11,7 @@ from ill_models import ANY_SIZE, ILL, WELL, written
 from helpers import hypot_refused, stick
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.sections.openvino_section import VerifySection
-from torchserve_openvino.doctor.diagnose import diagnose
+from torchserve_openvino.doctor.diagnose import diagnose, split_where
 from torchserve_openvino.doctor.diagnosis import Diagnosis
 from torchserve_openvino.doctor.measure import limit_to
 from torchserve_openvino.doctor.target import SampleCall, Target, TargetSpec, load_target
@@ -211,3 +211,14 @@ def test_times_of_parts_add_up_to_no_more_than_the_call() -> None:
     limit_to(parts, 100.0)
     assert parts == [{"a": 1.5, "b": 0.5}, {"c": 2.0}]
     limit_to([], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("where", "split"),
+    [
+        ("/home/me/my models/net.py:12 (forward)", ("/home/me/my models/net.py", 12)),
+        ("net.py:3", ("net.py", 3)), ("/a (b)/net.py:3", ("/a (b)/net.py", 3)), ("nowhere", ("nowhere", 0)),
+    ],
+)  # fmt: skip
+def test_a_place_may_have_spaces(where: str, split: tuple[str, int]) -> None:
+    assert split_where(where) == split

@@ -1,6 +1,7 @@
 """Observes and pins what OpenVINO's own backend does, so that an upgrade that changes it fails here."""
 
 import json
+import subprocess
 import sys
 import time
 import zipfile
@@ -167,3 +168,24 @@ def test_an_answer_that_the_next_call_overwrites_is_seen() -> None:
     shares = Shares()
     run = stock_worker.run_stock(lambda x: shares(x), SampleCall((torch.tensor([1.0, 2.0]),), {}), None)
     assert run["first_answer_overwritten"]
+
+
+def test_an_interrupt_ends_the_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = tmp_path / "alive"
+    code = (
+        f"import time, pathlib\nwhile True: pathlib.Path({str(alive)!r}).write_text(str(time.time())); time.sleep(0.05)"
+    )
+
+    def interrupted(process: Any, timeout: float | None = None) -> int:
+        if timeout == 60:
+            while not alive.exists():
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+        return int(wait(process, timeout))
+
+    wait = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_worker([sys.executable, "-c", code], tmp_path / "answer", timeout=60)
+    time.sleep(0.3)
+    assert time.time() - alive.stat().st_mtime > 0.2

@@ -263,3 +263,23 @@ def test_a_measure_that_has_no_use_is_refused_or_noted(tmp_path: Path) -> None:
     target = load_target(TargetSpec(file, str(tmp_path / "model-config.yaml"), ("2,4",)))
     assert target.judge_in("bf16").measure is None
     assert any("verify.measure has no effect here" in note for note in target.notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["1,3:float32:0.0.5..1", "1,8:int64:0..0.5", "1,3:float32:1...5..2", "1,3:float32:...5"]
+)
+def test_numbers_are_read_as_numbers(text: str) -> None:
+    with pytest.raises(ConfigError, match="--input"):
+        parse_inputs([text])
+
+
+def test_numbers_without_a_leading_zero() -> None:
+    (values,), _ = parse_inputs(["1,1000:float32:0...5"])
+    assert 0.4 < float(values.max()) <= 0.5
+
+
+def test_example_inputs_that_fail_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text("import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(): raise KeyError('x')\n")
+    with pytest.raises(ModelLoadError, match=r"example_inputs\(\) failed: KeyError"):
+        load_target(TargetSpec(path=str(path), config=None, inputs=(), mappings=()))

@@ -223,3 +223,14 @@ def test_another_users_jar_is_not_taken_over(jar: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("os.geteuid", lambda: 4321)
     with pytest.raises(FrontendError, match="belongs to user"):
         Frontend(jar).patch()
+
+
+def test_a_damaged_archive_is_named(jar: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        info = archive.getinfo(CLASSES[0])
+        begin = info.header_offset + 30 + len(info.filename)
+    content = bytearray(jar.read_bytes())
+    content[begin : begin + 40] = b"\xff" * 40
+    jar.write_bytes(content)
+    with pytest.raises(FrontendError, match="can't be read"):
+        Frontend(jar)

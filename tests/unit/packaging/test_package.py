@@ -390,3 +390,16 @@ def test_calibration_without_a_method_is_refused(sources: Path, tmp_path: Path) 
     (tmp_path / "data").mkdir()
     result = package(*options(sources, tmp_path / "store"), "--calibration", tmp_path / "data")
     assert result.exit_code == 1 and "--calibration needs --quantize" in " ".join(result.output.split())
+
+
+def test_a_file_that_the_yaml_names_takes_no_other_s_place(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    config = tmp_path / "model-config.yaml"
+    config.write_text("handler: {openvino: {wrap: model.py}}\n")
+    result = package(*options(sources, tmp_path / "store", config=config))
+    assert result.exit_code != 0 and "would be one file in the archive" in " ".join(result.output.split())
+
+
+def test_a_tuned_archive_keeps_its_version(tmp_path: Path) -> None:
+    result = package("--tuned", tmp_path, "--version", "2.0")
+    assert result.exit_code != 0 and "--version and --tuned exclude each other" in " ".join(result.output.split())

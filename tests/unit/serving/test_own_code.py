@@ -3,6 +3,8 @@
 import copy
 import io
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import own_handlers
 import pytest
@@ -35,9 +37,11 @@ from own_handlers import (
 )
 from serving_worker import WARMUP, sent
 from torch import nn
+from ts.context import RequestProcessor
 
 from torchserve_openvino.errors import ModelLoadError, VerificationError
 from torchserve_openvino.serving.torchserve.base import worker_of
+from torchserve_openvino.serving.torchserve.calls import answered_in_thread, requests_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -395,3 +399,53 @@ class Network(torch.nn.Module):
         compiled.append(handler.describe_handle()["serving"]["compiles_after_ready"])
     # Two shapes after the sample's, then one graph for all others.
     assert compiled[-1] == compiled[4] == 3
+
+
+def test_explanations_without_weights_are_refused(archive) -> None:
+    made, handler = start(archive, NoGrad, sample=False, warmup=WARMUP, freeze=True, release_weights=True)
+    assert worker_of(handler).served.released
+    (answer,) = made.handle(handler, BODY, explain="True")
+    assert made.status(0) == 501 and "release_weights" in answer["message"]
+
+
+class Describes(Plain):
+    def describe_handle(self):
+        return {"labels": ["a"]}
+
+
+class DescribesMore(Plain):
+    def describe_handle(self):
+        return {**super().describe_handle(), "labels": ["a"]}
+
+
+@pytest.mark.parametrize("handler_class", [Describes, DescribesMore])
+def test_the_report_is_beside_what_a_subclass_describes(archive, handler_class) -> None:
+    made, handler = start(archive, handler_class)
+    (report,) = made.handle(handler, BODY, describe="True")
+    assert report["labels"] == ["a"] and report["summary"]["coverage"] == 1.0
+    assert ("handler" in report) is (handler_class is Describes)
+
+
+class Turns(Plain):
+    """Refuses one request by its context, some time after it was read."""
+
+    def preprocess(self, data):
+        tensor = super().preprocess(data)
+        time.sleep(0.3)
+        if data[0]["body"] == OTHER:
+            self.context.set_response_status(418, "I'm a teapot", 0)
+        return tensor
+
+
+def test_requests_in_flight_together_have_contexts_of_their_own(archive) -> None:
+    """As where TorchServe awaits the handler (`asyncCommunication`)."""
+    made, handler = start(archive, Turns)
+
+    def answered(body: bytes) -> int:
+        context = copy.copy(made.context)
+        context.request_processor, context.request_ids = [RequestProcessor({"explain": "False"})], {0: "request-0"}
+        requests = requests_of([{"body": body}], context)
+        return int(answered_in_thread(worker_of(handler), context, requests).status)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(answered, [BODY, OTHER, BODY])) == [200, 418, 200]

@@ -74,3 +74,31 @@ def test_a_request_whose_own_values_fall_back_is_refused_alone(archive, sockets)
     ours.setblocking(False)
     with pytest.raises(BlockingIOError):
         ours.recv(1)
+
+
+LONGER = """
+import torch
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+    def forward(self, x):
+        return torch.digamma(x + 3) * self.scale if x.shape[1] > 4 else x * self.scale
+"""
+
+
+def test_a_graph_that_another_worker_stored_is_refused_at_each_call_and_counted(archive, tmp_path) -> None:
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    section = {
+        "warmup": WARMUP, "freeze": True, "batching": {"outside": "compile"},
+        "fallback": {"allow": [], "on_violation": "refuse"},
+    }  # fmt: skip
+    yaml = {"pt2": {"compile": {"backend": "openvino", "options": options}}, "handler": {"openvino": section}}
+    for _ in range(2):
+        made = archive(yaml, model_file=LONGER, weights=lambda path: torch.save({"scale": torch.ones(1)}, path))
+        handler = TensorHandler()
+        handler.initialize(made.context)
+        for _ in range(3):
+            made.handle(handler, [[0.5, -1.0, 2.0, 0.1, 0.3]])
+            assert made.status(0) == 503
+        assert made.handle(handler, ROW) and made.status(0) == 200

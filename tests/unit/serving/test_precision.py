@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from own_handlers import BODY, Parts, start
 from serving_worker import NETWORK, WARMUP, save_weights
 
 from encoder import build
+from torchserve_openvino.cache.storage import store
 from torchserve_openvino.config import resolve_options
 from torchserve_openvino.config.openvino.precisions import no_bf16x3
 from torchserve_openvino.errors import ConfigError
@@ -354,3 +356,57 @@ def test_a_precision_that_fails_at_a_shape_outside_its_trial_is_replaced_by_the_
     # The other workers do not compile it in bf16 again.
     again = served(made)[0]["config"]["precision_choice"]
     assert again["chosen"] == "f32" and again["decided"] and again["rejected"] == choice["rejected"]
+
+
+def test_the_trial_of_a_second_model_leaves_the_first_one_compiled(archive, has_bf16, monkeypatch) -> None:
+    gains(monkeypatch, 1.5)
+    made, handler = start(archive, Parts, precision="auto", batch_size=4)
+    for count in (1, 3, 4, 2):
+        made.handle(handler, *[BODY] * count)
+        assert made.status(count - 1) == 200
+    report = handler.describe_handle()
+    assert report["serving"]["compiles_after_ready"] == 0, report["recompiles"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"options": {"disabled_ops": ["aten.relu"]}}, {"backend": "export"},
+        {"warmup": {"inputs": [{"shape": [2, 4]}]}},
+    ],
+    ids=["disabled_ops", "backend", "shape"],
+)  # fmt: skip
+def test_a_decision_is_made_again_where_something_else_runs_on_openvino(
+    archive, has_bf16, monkeypatch, tmp_path, changed
+) -> None:
+    asked = gains(monkeypatch, 1.5)
+    for more in ({}, {}, changed):
+        options = {"model_caching": True, "cache_dir": str(tmp_path / "cache"), **more.get("options", {})}
+        yaml = {
+            "pt2": {"compile": {"backend": more.get("backend", "openvino"), "options": options}},
+            "handler": {"openvino": {"warmup": more.get("warmup", WARMUP), "precision": "auto"}},
+        }
+        handler = TensorHandler()
+        handler.initialize(archive(yaml, weights=save_weights).context)
+    assert asked == [1, 1]
+
+
+def test_a_decision_is_kept_beside_the_model_where_the_cache_is_denied(
+    archive, has_bf16, monkeypatch, tmp_path
+) -> None:
+    asked = gains(monkeypatch, 1.5)
+    monkeypatch.setattr(store, "open_root", partial(_denied, store.open_root, tmp_path / "cache"))
+    options = {"model_caching": True, "cache_dir": str(tmp_path / "cache")}
+    yaml = {
+        "pt2": {"compile": {"backend": "openvino", "options": options}},
+        "handler": {"openvino": {"warmup": WARMUP, "precision": "auto"}},
+    }
+    made = archive(yaml, weights=save_weights)
+    for _ in range(2):
+        assert served(made)[0]["config"]["precision_choice"]["chosen"] == "bf16"
+    assert asked == [1]
+
+
+def _denied(open_root, folder: Path, path: Path, **how):
+    root = open_root(path, **how)
+    return root._replace(why_read_only="it may not be written to") if path == folder else root

@@ -362,3 +362,17 @@ def test_a_call_of_one_shape_runs_in_the_eager_model_and_others_do_not(
         x = torch.randn(rows, 4)
         torch.testing.assert_close(handler.model(x), handler.eager_model(x))
     assert len(calls) == 2, "a batch of 1 is not run by OpenVINO"
+
+
+@pytest.mark.parametrize("shape", [[4], [2, 4]])
+def test_it_is_measured_again_for_another_shape(archive, measured, tmp_path, shape) -> None:
+    started(archive, {"warmup": WARMUP}, _cached(tmp_path), weights=save_weights)
+    started(archive, {"warmup": {"inputs": [{"shape": shape}]}}, _cached(tmp_path), weights=save_weights)
+    assert len(measured) == (1 if shape == [4] else 2)
+
+
+@pytest.mark.skipif(precision.no_bf16x3("CPU") is not None, reason="this CPU has no bf16x3")
+def test_it_is_measured_again_in_another_precision_of_the_options(archive, measured, tmp_path) -> None:
+    for stated in ({}, {"precision": "bf16x3"}):
+        started(archive, {"warmup": WARMUP}, _cached(tmp_path, **stated), weights=save_weights)
+    assert len(measured) == 2

@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from own_handlers import BODY, Autocast, start
 from PIL import Image
 from serving_worker import NETWORK, WARMUP, labels, network, save_weights
 from skimage import data
@@ -182,3 +183,9 @@ def test_labels_name_the_classes(archive, tmp_path) -> None:
 def test_a_class_without_a_label_is_named_by_its_number() -> None:
     assert labeled([[0.6, 0.4]], {"3": "cat"}, [[3, 7]]) == [{"cat": 0.6, "7": 0.4}]
     assert labeled([[0.6, 0.4]], None, [[3, 7]]) == [{"3": 0.6, "7": 0.4}]
+
+
+def test_weights_are_released_in_the_modes_in_which_the_handler_calls(archive) -> None:
+    made, handler = start(archive, Autocast, sample=False, warmup=WARMUP, freeze=True, release_weights=True)
+    assert worker_of(handler).served.released
+    assert made.handle(handler, BODY) and made.status(0) == 200

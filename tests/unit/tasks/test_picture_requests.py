@@ -337,3 +337,9 @@ def test_nobody_s_picture_is_not_made_to_its_end(worker) -> None:
     (answer,) = worker.handler._openvino.answer([request])
     assert answer.status == 503 and "hung up" in str(answer.error) and len(steps) == 3
     assert worker.one({"prompt": "a cat", "steps": 2, "seed": 1})
+
+
+def test_openais_null_is_no_value(worker) -> None:
+    body = {"prompt": "a cat", "n": None, "stream": None, "size": None}
+    (answer,) = headed(worker, (body, {"url_path": OPENAI}))
+    assert worker.status() == 200 and len(answer["data"]) == 1

@@ -450,3 +450,11 @@ def test_hosts_refuse_in_the_form_of_the_task(task: Any) -> None:
             by_path, by_task = form_of_path(path), refusal_form(task.endpoints, path)
             assert by_path is not None and by_task is not None
             assert by_path(error) == by_task(error), path
+
+
+@pytest.mark.parametrize("body", [{"query": "q"}, b"{"])
+def test_a_bad_ranking_is_refused_in_the_usual_form_of_its_path(reranker: Worker, body: Any) -> None:
+    status, answer = one(reranker, "rerank", body)
+    assert status == 400 and answer["error_type"] == "Validation"
+    status, answer = one(reranker, "v1/rerank", body)
+    assert status == 400 and "message" in answer

@@ -153,3 +153,14 @@ def test_numbers_keep_what_the_declared_type_can_hold() -> None:
     assert float(parse([[exact, 0.5]], LIMIT).positional[0][0, 0]) != exact
     assert float(parse([[exact, 0.5]], LIMIT, torch.float64).positional[0][0, 0]) == exact
     assert parse([[1, 2]], LIMIT, torch.float64).positional[0].dtype is torch.int64
+
+
+def test_kserve_outputs_are_those_that_are_asked_for() -> None:
+    entry = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
+    tensors = {"a": torch.ones(1), "b": torch.zeros(1, dtype=torch.uint16)}
+    answer = render(tensors, parse({"inputs": [entry], "outputs": [{"name": "b"}]}, LIMIT), "m")
+    assert answer["outputs"] == [{"name": "b", "shape": [1], "datatype": "UINT16", "data": [0]}]
+    with pytest.raises(InvalidInputError, match="no output 'c'; this model has a, b"):
+        render(tensors, parse({"inputs": [entry], "outputs": [{"name": "c"}]}, LIMIT), "m")
+    with pytest.raises(InvalidInputError, match="outputs must be a list of objects with a name"):
+        parse({"inputs": [entry], "outputs": ["a"]}, LIMIT)

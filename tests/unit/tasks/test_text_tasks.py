@@ -477,3 +477,71 @@ def test_rows_of_different_lengths_share_calls_by_what_calls_were_measured_to_ta
         assert worker.handler.groups(rows, [16, 64]) == calls
         answers.append(worker.one({"inputs": [SHORT, LONG, SHORT]}))
     close(*answers)
+
+
+def test_targets_are_bounded_and_tokenized_once(serve, monkeypatch) -> None:
+    worker = serve("fill_mask")
+    text = "The [MASK] sleeps."
+    calls = []
+    one_token = FillMask._one_token
+    tokenizer_calls = functools.lru_cache(lambda word: calls.append(word) or one_token(worker.handler, word))
+    monkeypatch.setattr(worker.handler, "_token_of", tokenizer_calls)
+    many = {"inputs": [text] * 4, "parameters": {"targets": ["dog", "cat", "dog"], "top_k": 2}}
+    assert [len(each) for each in worker.one(many)] == [2] * 4 and calls == ["dog", "cat"]
+    for targets, part in ((["dog"] * 1001, "at most 1000"), (["dog" * 100], "is not one token"), (["[UNK]"], "is not")):
+        answer = worker.one({"inputs": text, "parameters": {"targets": targets}})
+        assert worker.status(0) == 400 and part in answer["message"], answer
+
+
+def test_a_field_beside_inputs_that_would_have_no_effect_is_refused(serve) -> None:
+    worker = serve("text_classifier")
+    answer = worker.one({"inputs": SHORT, "top_k": 1})
+    assert worker.status(0) == 400 and "no field 'top_k'" in answer["message"] and "'parameters'" in answer["message"]
+    # Clients of Hugging Face's API send these.
+    assert (
+        worker.one({"inputs": SHORT, "model": "net", "options": {"wait_for_model": True}}) and worker.status(0) == 200
+    )
+
+
+def test_labels_of_entities_may_be_named_by_the_archive(tmp_path: Path) -> None:
+    named = started(tmp_path, "token_classifier")
+    named.handler.mapping = {"1": "B-Person", "2": "I-Person"}
+    found = {each["entity_group"] for text in TEXTS for each in named.one({"inputs": text})}
+    assert "Person" in found and "PER" not in found
+
+
+def test_an_embedder_needs_no_pooler(tmp_path: Path) -> None:
+    folder = text_model("sentence_embedder", tmp_path / "saved")
+    model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder)
+    worker = started(tmp_path, "sentence_embedder", folder)
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(SHORT, return_tensors="pt")
+    with torch.no_grad():
+        expected = model.eval()(**tokens).last_hidden_state[0].mean(0)
+    close(worker.one(SHORT.encode()), expected.tolist())
+
+
+def test_texts_are_read_as_sentence_transformers_reads_them(tmp_path: Path) -> None:
+    folder = text_model("sentence_embedder", tmp_path / "saved")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    plain_one = started(tmp_path / "plain", "sentence_embedder", folder)
+    expected = plain_one.one(b"query: ada")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64, "do_lower_case": true}')
+    prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    reading = started(tmp_path / "reading", "sentence_embedder", folder)
+    close(reading.one(b"ADA "), expected)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": false}')
+    with pytest.raises(ModelLoadError, match="leaves the prompt's own tokens out"):
+        started(tmp_path / "refused", "sentence_embedder", folder)
+
+
+def test_nothing_found_is_a_list_where_a_list_is_asked_for(serve) -> None:
+    worker = serve("question_answerer")
+    body = {"inputs": {"question": "Who?", "context": "\u0000\u0001"}, "parameters": {"top_k": 3}}
+    assert worker.one(body) == [{"score": 0.0, "start": 0, "end": 0, "answer": ""}]

@@ -261,3 +261,27 @@ def test_auto_judges_bf16_by_what_users_read(tmp_path, monkeypatch, task) -> Non
     worker = started(tmp_path / "archive", task, vision_model(task, tmp_path / "saved"), precision="auto")
     tried = worker.handler.describe_handle()["config"]["precision_choice"]["tried"]["bf16"]
     assert tried["measure"]["name"] == "probability" and tried["measure"]["bound"] == 0.02
+
+
+def test_a_picture_tower_with_a_projection_answers_projected_vectors(tmp_path: Path) -> None:
+    config = transformers.CLIPVisionConfig(**hub_vision_models.SMALL, image_size=32, patch_size=8, projection_dim=12)
+    processor = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    make = transformers.CLIPVisionModelWithProjection
+    folder = hub_vision_models.save(tmp_path / "saved", lambda: make(config), processor)
+    worker = started(tmp_path, "image_embedder", folder)
+    features = processor(images=PHOTOS[0], return_tensors="pt")
+    with torch.no_grad():
+        expected = make.from_pretrained(folder).eval()(**features).image_embeds[0]
+    assert len(expected) == 12
+    assert worker.one(encoded(PHOTOS[0])) == near(expected.tolist())
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_weights_of_half_the_size_are_served_in_float32(tmp_path: Path, kind: torch.dtype) -> None:
+    folder = vision_model("hub_image_classifier", tmp_path / "saved")
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).to(kind)
+    model.save_pretrained(folder)
+    worker = started(tmp_path, "hub_image_classifier", folder)
+    reference = transformers.pipeline("image-classification", model=model.float(), image_processor=str(folder))
+    expected = {each["label"]: each["score"] for each in reference(PHOTOS[0], top_k=5)}
+    assert worker.one(encoded(PHOTOS[0])) == near(expected)

@@ -79,6 +79,11 @@ def _without_compilation(folder: Path) -> QuantizeSection:
 def _quantize(
     served: Any, model: nn.Module, section: QuantizeSection, beside: Path, out: Path, inputs: Path | None
 ) -> dict[str, Any]:
+    if getattr(served.handler, "needs_f32", False) and not section.keep_f32:
+        raise PackagingError(
+            "only one half of this model is quantized, and the other needs its weights: set "
+            "handler.openvino.quantize.keep_f32: true."
+        )
     call = Caller(model, served.run_sample)
 
     def samples(data: str | None, most: int, labels: str | None, key: str) -> Samples | None:

@@ -37,7 +37,7 @@ def load_dequantized(
     # With it, transformers would look for a library of the method.
     delattr(config, SECTION)
     with torch.device("meta"):
-        empty = loader.from_config(config)
+        empty = getattr(loader, "from_config", loader)(config)
     places = _places(empty, checkpoint.names)
     state = checkpoint.dequantized(lambda name: _is_by_column(empty.get_submodule(places[name])))
     model, info = type(empty).from_pretrained(

@@ -29,7 +29,7 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
         return asynchronous.whole_response(context, lambda: [with_report(handler.describe_handle(), worker.describe())])
     requests = requests_of(data, context, envelope)
     if asynchronous.is_awaited():
-        return asynchronous.answered_later(context, partial(_answered_in_thread, worker, context, requests))
+        return asynchronous.answered_later(context, partial(answered_in_thread, worker, context, requests))
     try:
         responses = worker.answer(requests)
     except SystemExit:
@@ -41,7 +41,7 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
     return [response.body for response in responses]
 
 
-def _answered_in_thread(worker: Any, context: Any, requests: Sequence[Request]) -> Response:
+def answered_in_thread(worker: Any, context: Any, requests: Sequence[Request]) -> Response:
     """Answers a request while other threads answer others: a user's own code answers one at a time."""
     if worker.is_task:
         return worker.answer(requests)[0]

@@ -93,6 +93,8 @@ class ZeroShotImageClassifier(VisionHandler):
     parameters = ZeroShotParameters
     answers = list[Scored]
     head = PictureTower
+    # For texts.
+    needs_f32 = True
     example: ClassVar[Mapping[str, Any]] = {"candidate_labels": ["one", "two"]}
 
     def __init__(self) -> None:
