@@ -171,7 +171,7 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file that export wrote.", show_default=False)],
     folder: Dir = None,
-    limit: Annotated[float, typer.Option(help="Most bytes of the cache, in 10^9, as cache.limit_gb.", min=0)] = 20.0,
+    limit: Annotated[float, typer.Option(help="Most bytes of the cache, in 10^9, as limit_gb.", min=0.001)] = 20.0,
 ) -> None:
     """Import the entries of a tar file. Every file is verified; damaged entries are reported and left out.
 

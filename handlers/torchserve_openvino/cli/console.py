@@ -86,7 +86,9 @@ def outlive_deaths() -> None:
 
 
 def _pass_on(child: int, number: int, frame: object) -> None:
-    os.kill(child, number)
+    # It may just have ended.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, number)
 
 
 @contextlib.contextmanager

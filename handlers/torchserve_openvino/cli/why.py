@@ -120,7 +120,7 @@ def ready(
         torchserve-openvino ready --once --url http://127.0.0.1:9000
     """
     from torchserve_openvino.cli.reports.readiness import OTHER_HANDLER, ServerAddress, not_ready
-    from torchserve_openvino.cli.reports.worker_log import NOW
+    from torchserve_openvino.cli.reports.worker_log import NOW, LogState, read_logs
 
     server = ServerAddress(url.rstrip("/"), management.rstrip("/"), token, inference_token)
     folder, began, start = logs or log_folder(), datetime.now().strftime(NOW), time.monotonic()
@@ -131,7 +131,11 @@ def ready(
                 fail(f"not ready: {problem}")
             if not _is_unknown(problem):
                 known = time.monotonic()
-            log = _read(folder, model)
+            try:
+                log = read_logs(folder, model)
+            except OSError:
+                # They only explain the wait.
+                log = LogState()
             step = f"{model} {log.loading.text}" if model is not None and log.loading is not None else problem
             if step != shown:
                 shown = step
@@ -149,7 +153,7 @@ def ready(
     typer.echo(f"{model or 'all models'}: ready")
 
 
-def _read(folder: Path, model: str | None) -> "LogState":
+def _read(folder: Path, model: str) -> "LogState":
     from torchserve_openvino.cli.reports.worker_log import read_logs
 
     try:

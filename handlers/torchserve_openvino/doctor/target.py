@@ -369,7 +369,8 @@ def parse_input(text: str, generator: torch.Generator) -> tuple[str | None, torc
     if spec.low is not None and spec.high is not None and spec.low >= spec.high:
         raise ConfigError(f"{text!r}: {match['low']} must be less than {match['high']}.", key="--input")
     bounds = [bound for bound in (spec.low, spec.high) if bound is not None]
-    if not dtype.is_floating_point and not all(bound.is_integer() for bound in bounds):
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    if is_whole and not all(bound.is_integer() for bound in bounds):
         raise ConfigError(f"{text!r}: bounds of {dtype} are whole numbers.", key="--input")
     values = spec.make(Signature(sizes[0]), generator)
     return match["name"], values[0] if scalar else values

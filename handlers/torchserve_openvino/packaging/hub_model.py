@@ -196,7 +196,7 @@ def check_loads(model: HubModel) -> str:
     """
     loaders: dict[str, Callable[[Path], Any]] = {
         "tokenizer": hub.load_tokenizer,
-        "ctc_tokenizer": partial(hub.load_tokenizer, fast=False),
+        "any_tokenizer": partial(hub.load_tokenizer, fast=False),
         "image_processor": hub.load_image_processor,
         "feature_extractor": hub.load_feature_extractor,
     }

@@ -297,9 +297,9 @@ def stored_choice(
         quantized: Digest of the weights of the quantized model beside it; empty if there is none.
         judged_by: The bounds that candidates had to meet: with others, another one may pass.
     """
+    behind: Store | None = None
     if store is None or not store.writable:
-        packaged = None if store is None else store.root if store.read_only else store.packaged
-        store = Store(model_dir / FOLDER, packaged=packaged)
+        behind, store = store, Store(model_dir / FOLDER)
     fields = {"quantized": quantized, "judged_by": dict(judged_by or {})}
     without = {*RUN_PROPERTIES, PROPERTY}
-    return StoredDecision("precision", StoredChoice, store, model, resolved, arguments, cases, without, fields)
+    return StoredDecision("precision", StoredChoice, store, model, resolved, arguments, cases, without, fields, behind)

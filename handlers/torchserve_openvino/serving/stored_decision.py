@@ -37,13 +37,15 @@ class StoredDecision(Generic[Decided]):
         cases: The calls that are compiled.
         without: OpenVINO's properties that the decision does not depend on.
         fields: What else it depends on, JSON-safe.
+        behind: Another store, which is only read.
     """
 
     def __init__(
         self, kind: str, schema: type[Decided], store: Store, model: Fingerprint, resolved: ResolvedOptions,
         arguments: Mapping[str, Any], cases: Sequence[Case], without: Set[str], fields: Mapping[str, Any],
+        behind: Store | None = None,
     ) -> None:  # fmt: skip
-        self._kind, self._schema, self._store = kind, schema, store
+        self._kind, self._schema, self._store, self._behind = kind, schema, store, behind
         device = resolved.options.device
         facts = device_facts(device)
         is_cpu = device == "CPU"
@@ -77,6 +79,8 @@ class StoredDecision(Generic[Decided]):
     def load(self) -> tuple[Decided, str] | None:
         """Returns the decision and when it was made; None if there is none, or it is damaged."""
         entry = self._store.get(self._kind, self._key)
+        if entry is None and self._behind is not None:
+            entry = self._behind.get(self._kind, self._key)
         if entry is None:
             return None
         try:

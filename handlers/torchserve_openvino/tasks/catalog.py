@@ -19,7 +19,7 @@ class Task:
         modules: What has to be installed besides the base package, by import name.
         extra: The extra that installs it.
         template: The file in model-config/ that `init` and `package` start from.
-        prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``ctc_tokenizer``,
+        prepared_by: What turns inputs into tensors, or tensors into texts: ``tokenizer``, ``any_tokenizer``,
             ``image_processor``, ``feature_extractor``.
         may_lack: A submodule that the task can do without, if a model's folder has no weights for it.
         encoder_loader: The class that loads those of its models that have an encoder and a decoder, and so write text
@@ -141,7 +141,7 @@ _ALL = (
         modules=("transformers", "tokenizers"),
         extra="hf",
         template="vision",
-        prepared_by=("tokenizer", "image_processor"),
+        prepared_by=("any_tokenizer", "image_processor"),
     ),
     Task(
         "image_embedder",
@@ -215,7 +215,7 @@ _ALL = (
         "AutoModelForCTC",
         ("ForCTC", "WhisperForConditionalGeneration"),
         **_AUDIO,
-        prepared_by=("feature_extractor", "ctc_tokenizer"),
+        prepared_by=("feature_extractor", "any_tokenizer"),
         encoder_loader="AutoModelForSpeechSeq2Seq",
     ),
     Task(

@@ -18,6 +18,7 @@ from torchserve_openvino.bench.statistics import claim_quantile, contrasts
 from torchserve_openvino.bench.torchserve_process import TorchServeProcess
 from torchserve_openvino.bench.window import Limit, MeasuredWindow, measure
 from torchserve_openvino.errors import ConfigError
+from torchserve_openvino.serving.observation.load import SAVES_ENV
 from torchserve_openvino.tune.archives import Variants
 from torchserve_openvino.tune.session import requests_for
 from torchserve_openvino.tune.settings import Settings
@@ -95,7 +96,9 @@ class Comparison:
                 for warning in warnings:
                     self._tell(f"warning: {warning}")
             archive = variants.make({}, other)
-            with TorchServeProcess(variants.store, models={variants.name: archive.name}) as server:
+            environment = {SAVES_ENV: "0"}
+            models = {variants.name: archive.name}
+            with TorchServeProcess(variants.store, models=models, environment=environment) as server:
                 server.wait_ready(variants.name, _READY_SECONDS)
                 yield f"{server.inference_url}/predictions/{variants.name}", server.group
 

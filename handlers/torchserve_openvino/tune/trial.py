@@ -18,6 +18,7 @@ from torchserve_openvino.bench.machine import available_memory
 from torchserve_openvino.bench.rate import RateSearch, confirmed
 from torchserve_openvino.bench.torchserve_process import TorchServeError, TorchServeProcess
 from torchserve_openvino.bench.window import MeasuredWindow, measure
+from torchserve_openvino.serving.observation.load import SAVES_ENV
 from torchserve_openvino.tune.profile import RESERVE, wrong_answer
 from torchserve_openvino.tune.proof import ModelAnswer
 from torchserve_openvino.tune.search import RejectedError
@@ -296,11 +297,11 @@ def _cause(text: str) -> str:
 
 
 def environment_for(cache: Path) -> dict[str, str]:
-    """Returns further variables of servers and processes: a cache of the tuner.
+    """Returns further variables of servers and processes: a cache of the tuner, and no reports of its servers.
 
     No others: they would override those by which a server has folders of its own.
     """
-    return {"OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true"}
+    return {"OPENVINO_TORCH_CACHE_DIR": str(cache), "OPENVINO_TORCH_MODEL_CACHING": "true", SAVES_ENV: "0"}
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ from torchserve_openvino.cache.identity.fingerprint import fingerprint
 
 MODEL = """
 import functools
-import importlib
 import torch
 from torch import nn
 SCALE = 2.0

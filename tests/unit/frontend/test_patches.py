@@ -226,11 +226,15 @@ def test_another_users_jar_is_not_taken_over(jar: Path, monkeypatch: pytest.Monk
 
 
 def test_a_damaged_archive_is_named(jar: Path) -> None:
+    content = contents(jar)
+    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, member in content.items():
+            archive.writestr(name, member)
     with zipfile.ZipFile(jar) as archive:
         info = archive.getinfo(CLASSES[0])
         begin = info.header_offset + 30 + len(info.filename)
-    content = bytearray(jar.read_bytes())
-    content[begin : begin + 40] = b"\xff" * 40
-    jar.write_bytes(content)
+    damaged = bytearray(jar.read_bytes())
+    damaged[begin : begin + 40] = b"\xff" * 40
+    jar.write_bytes(damaged)
     with pytest.raises(FrontendError, match="can't be read"):
         Frontend(jar)

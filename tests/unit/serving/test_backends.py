@@ -41,3 +41,34 @@ def test_a_worker_serves_with_every_backend(archive, tmp_path, backend, caplog) 
         value, labels = sent(caplog, "openvino_backend")[-1]
         assert value == "1" and f"backend:{used}" in labels.split(",")
         assert f"backend {used}" in worker_of(handler).report.summary_line()
+
+
+@pytest.mark.parametrize(("stated", "passed"), [(None, None), (False, False), (True, True)])
+def test_dynamic_is_passed_to_other_backends_as_stated(archive, monkeypatch, stated, passed) -> None:
+    seen = []
+    compile_ = torch.compile
+
+    def compiled(model, **how):
+        if how.get("backend") == "aot_eager":
+            seen.append(how["dynamic"])
+        return compile_(model, **how)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    pt2 = {"backend": "aot_eager", **({"dynamic": stated} if stated is not None else {})}
+    made = archive({"pt2": {"compile": pt2}, "handler": {"openvino": {"warmup": WARMUP}}}, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    assert seen == [passed]
+
+
+def test_beyond_max_shapes_the_same_backend_serves(archive) -> None:
+    section = {"batching": {"max_shapes": 1}}
+    pt2 = {"compile": {"backend": "aot_eager"}}
+    made = archive({"pt2": pt2, "handler": {"openvino": section}}, weights=save_weights)
+    handler = TensorHandler()
+    handler.initialize(made.context)
+    for rows in (1, 2, 3, 5):
+        answer = made.handle(handler, [[0.5, -1.0, 2.0, 0.1]] * rows)
+        assert made.status(0) == 200 and len(answer[0]) == rows
+    report = handler.describe_handle()
+    assert report["config"]["backend"] == "aot_eager" and report["summary"]["ops_on_openvino"] == 0

@@ -1,10 +1,10 @@
 """What a handler's own code computes is compiled where possible, and counted where it is not."""
 
+import asyncio
 import copy
 import io
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import own_handlers
 import pytest
@@ -41,7 +41,6 @@ from ts.context import RequestProcessor
 
 from torchserve_openvino.errors import ModelLoadError, VerificationError
 from torchserve_openvino.serving.torchserve.base import worker_of
-from torchserve_openvino.serving.torchserve.calls import answered_in_thread, requests_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 
@@ -437,15 +436,20 @@ class Turns(Plain):
         return tensor
 
 
-def test_requests_in_flight_together_have_contexts_of_their_own(archive) -> None:
+def test_requests_in_flight_together_have_contexts_of_their_own(archive, sockets) -> None:
     """As where TorchServe awaits the handler (`asyncCommunication`)."""
     made, handler = start(archive, Turns)
-
-    def answered(body: bytes) -> int:
+    bodies, contexts = [BODY, OTHER, BODY], []
+    for number in range(len(bodies)):
         context = copy.copy(made.context)
-        context.request_processor, context.request_ids = [RequestProcessor({"explain": "False"})], {0: "request-0"}
-        requests = requests_of([{"body": body}], context)
-        return int(answered_in_thread(worker_of(handler), context, requests).status)
+        context.request_processor, context.request_ids = [RequestProcessor({"explain": "False"})], {0: f"id-{number}"}
+        context.cl_socket = sockets[0]
+        contexts.append(context)
 
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(answered, [BODY, OTHER, BODY])) == [200, 418, 200]
+    async def answered() -> None:
+        await asyncio.gather(
+            *(handler.handle([{"body": body}], context) for body, context in zip(bodies, contexts, strict=True))
+        )
+
+    asyncio.run(answered())
+    assert [context.get_response_status(0)[0] for context in contexts] == [200, 418, 200]

@@ -339,8 +339,8 @@ def test_a_precision_that_fails_at_a_shape_outside_its_trial_is_replaced_by_the_
     # A batch of 2 is neither the smallest nor the largest, and in bf16 it is wrong.
     compare = verify.compare
 
-    def compared(compiled, eager, cases, judge, *rest):
-        result = compare(compiled, eager, cases, judge, *rest)
+    def compared(compiled, eager, cases, judge, *rest, **how):
+        result = compare(compiled, eager, cases, judge, *rest, **how)
         if judge.precision == "bf16" and any(case.name == "batch 2" for case in cases):
             result |= {"passed": False, "problems": ["batch 2, random: differs"]}
         return result

@@ -16,6 +16,8 @@ from torchserve_openvino.serving.torchserve.base import model_name
 
 logger = logging.getLogger(__name__)
 
+# Environment variable of servers of which no reports are saved, such as those of the tuner: 0.
+SAVES_ENV = "TORCHSERVE_OPENVINO_SAVES_REPORTS"
 _saves = contextvars.ContextVar("saves reports", default=True)
 _PACKAGE = __name__.partition(".")[0]
 
@@ -66,7 +68,8 @@ def save_report(context: Any, report: Mapping[str, Any], cause: str = "") -> Non
         report: The report; without ``summary`` nothing was compiled.
         cause: Why the model is refused; empty if it is not.
     """
-    if not _saves.get() or PRECOMPILE_ENV in os.environ or (state := state_folder(None)) is None:
+    unsaved = not _saves.get() or os.environ.get(SAVES_ENV) == "0" or PRECOMPILE_ENV in os.environ
+    if unsaved or (state := state_folder(None)) is None:
         return
     version = str((getattr(context, "manifest", None) or {}).get("model", {}).get("modelVersion") or "")
     try:

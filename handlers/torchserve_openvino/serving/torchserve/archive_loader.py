@@ -70,8 +70,13 @@ def main(folder: str) -> None:
     """
     quiet_libraries()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    describe = getattr(load_handler(Path(folder)), "describe_handle", None)
-    report = describe() if describe is not None else {}
+    # Imported here, as in `load_handler`.
+    from torchserve_openvino.serving.torchserve.base import worker_of
+    from torchserve_openvino.serving.torchserve.calls import with_report
+
+    handler = load_handler(Path(folder))
+    worker = worker_of(handler)
+    report = with_report(handler.describe_handle(), worker.describe) if worker is not None else {}
     if not isinstance(report, dict) or "cache" not in report:
         raise SystemExit("the archive's handler is not one of torchserve-openvino's: nothing is compiled for it")
     shown = {name: report[name] for name in ("cache", "summary", "verify", "serving", "fallbacks")}

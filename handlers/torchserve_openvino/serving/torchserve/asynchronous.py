@@ -138,8 +138,8 @@ def whole_response(context: Any, run: Callable[[], list[Any]]) -> list[Any] | Co
     return _in_thread(run)
 
 
-def answered_later(context: Any, answer: Callable[[], Response]) -> Coroutine[Any, Any, list[Any]]:
-    """Returns what waits for the response to the only request of a call, and sends it."""
+def answered_later(context: Any, answer: Callable[[], Response | list[Any]]) -> Coroutine[Any, Any, list[Any]]:
+    """Returns what waits for the response to a call's only request, and sends it; bodies in a list go as they are."""
 
     def run() -> list[Any]:
         try:
@@ -150,6 +150,9 @@ def answered_later(context: Any, answer: Callable[[], Response]) -> Coroutine[An
         except Exception as error:
             # What is raised here would fail all requests in flight.
             response = Response.refused(server_fault(error), str(context.request_ids.get(0) or ""))
+        if isinstance(response, list):
+            _end(context)
+            return response
         return _sent(context, response)
 
     return _in_thread(run)

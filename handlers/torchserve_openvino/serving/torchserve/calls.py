@@ -1,12 +1,15 @@
 """Calls of TorchServe: requests out of its data and context, and responses back into them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from torchserve_openvino.serving.requests.messages import EXPLAIN_HEADER, EnvelopeKind, Request, Response
 from torchserve_openvino.serving.torchserve import asynchronous
+
+# Keys that only a report has all of.
+_OF_REPORTS = frozenset({"schema", "summary", "serving", "pid"})
 
 
 def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: EnvelopeKind | None = None) -> Any:
@@ -23,13 +26,16 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
         SystemExit: The worker has to be replaced.
     """
     handler = worker.handler
-    handler.context = context
     asynchronous.keep_messages_whole(context)
+    awaits = asynchronous.is_awaited()
+    if awaits and not worker.is_task:
+        return asynchronous.answered_later(context, partial(_in_turn, worker, data, context, envelope))
+    handler.context = context
     if handler._is_describe():
-        return asynchronous.whole_response(context, lambda: [with_report(handler.describe_handle(), worker.describe())])
+        return asynchronous.whole_response(context, lambda: [with_report(handler.describe_handle(), worker.describe)])
     requests = requests_of(data, context, envelope)
-    if asynchronous.is_awaited():
-        return asynchronous.answered_later(context, partial(answered_in_thread, worker, context, requests))
+    if awaits:
+        return asynchronous.answered_later(context, lambda: worker.answer(requests)[0])
     try:
         responses = worker.answer(requests)
     except SystemExit:
@@ -41,28 +47,29 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
     return [response.body for response in responses]
 
 
-def answered_in_thread(worker: Any, context: Any, requests: Sequence[Request]) -> Response:
-    """Answers a request while other threads answer others: a user's own code answers one at a time."""
-    if worker.is_task:
-        return worker.answer(requests)[0]
+def _in_turn(worker: Any, data: Sequence[Any], context: Any, envelope: EnvelopeKind | None) -> Response | list[Any]:
+    """Answers a call of a user's own code, which finds the call's context on the handler, and nobody else's meanwhile."""
+    handler = worker.handler
     with worker.turn:
-        # It finds its context on the handler.
-        worker.handler.context = context
-        return worker.answer(requests)[0]
+        handler.context = context
+        if handler._is_describe():
+            return [with_report(handler.describe_handle(), worker.describe)]
+        response: Response = worker.answer(requests_of(data, context, envelope))[0]
+        return response
 
 
-def with_report(own: Any, report: dict[str, Any]) -> dict[str, Any]:
+def with_report(own: Any, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns the report, with what a handler's own code describes.
 
     Args:
         own: What it describes, under ``handler`` in the result; its keys are also at the top, where the report has no
             key of that name. None if it describes nothing; it may have the report in it already.
-        report: The report.
+        report: Makes the report.
     """
-    if own is None:
-        return report
     keys = own if isinstance(own, dict) else {}
-    return keys if keys.keys() >= report.keys() else {**keys, **report, "handler": own}
+    if keys.keys() >= _OF_REPORTS:
+        return keys
+    return report() if own is None else {**keys, **report(), "handler": own}
 
 
 def requests_of(data: Sequence[Any], context: Any, envelope: EnvelopeKind | None = None) -> list[Request]:

@@ -79,7 +79,7 @@ class HandlerBase(BaseHandler, metaclass=_HandlerType):
 
         What the handler's other bases describe is in it (`with_report`).
         """
-        return with_report(super().describe_handle(), self._openvino.describe())
+        return with_report(super().describe_handle(), self._openvino.describe)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # TorchServe's micro-batching assigns its own `handle`: it is kept, and called by the one of this class.

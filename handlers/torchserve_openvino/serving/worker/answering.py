@@ -10,8 +10,8 @@ from typing import Any
 
 from torchserve_openvino.errors import InvalidInputError, ItemError, NotExplainedError
 from torchserve_openvino.report import CompileReport, Tracker
-from torchserve_openvino.serving.loading.archive_loading import ArchiveLoading
-from torchserve_openvino.serving.loading.archive_manifest import is_quantized
+from torchserve_openvino.serving.loading.archive_loading import ArchiveLoading, QuantizedModel
+from torchserve_openvino.serving.loading.archive_manifest import has_f32
 from torchserve_openvino.serving.observation.own_code import OwnCode
 from torchserve_openvino.serving.ready import ReadyState
 from torchserve_openvino.serving.requests.batch_answer import answer_enveloped, finish
@@ -145,7 +145,7 @@ class Answering(ArchiveLoading):
         Raises:
             NotExplainedError: The model is quantized, or its weights were freed.
         """
-        if is_quantized(self.model_dir):
+        if isinstance(self.eager_model, QuantizedModel) or not has_f32(self.model_dir):
             raise NotExplainedError(f"a quantized model has no gradients: {name} need the model in f32")
         if self.served is not None and self.served.released:
             raise NotExplainedError(f"{name} need the weights that handler.openvino.release_weights: true has freed")
