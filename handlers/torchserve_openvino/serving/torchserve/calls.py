@@ -48,7 +48,7 @@ def answered_call(worker: Any, data: Sequence[Any], context: Any, envelope: Enve
 
 
 def _in_turn(worker: Any, data: Sequence[Any], context: Any, envelope: EnvelopeKind | None) -> Response | list[Any]:
-    """Answers a call of a user's own code, which finds the call's context on the handler, and nobody else's meanwhile."""
+    """Answers a call of a user's own code, which finds the context on the handler, and nobody else's meanwhile."""
     handler = worker.handler
     with worker.turn:
         handler.context = context
