@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections import deque
@@ -27,14 +28,8 @@ ROOT = Path(__file__).parents[1]
 # Where a module of a name may lie: unit tests import helpers beside them by their bare names.
 _SOURCES = ("handlers", "scripts", "tests", "tests/e2e", "tests/unit/serving")
 PACKAGE = "torchserve_openvino"
-# What a test that starts a server runs.
-_SERVED = (
-    f"{PACKAGE}.serving.handler",
-    f"{PACKAGE}.serving.worker",
-    f"{PACKAGE}.cli",
-    f"{PACKAGE}.tasks",
-    f"{PACKAGE}.hosts",
-)
+# Folders of the package with what a test that starts a server runs: handlers, hosts, and commands.
+_SERVED = ("entrypoints", "hosts", "cli")
 _IGNORED = {"CHANGELOG.md"}
 
 
@@ -105,9 +100,18 @@ def _reached(file: str) -> tuple[str, ...]:
         imports |= dict.fromkeys(name for name in _others() if _is_named(Path(name), text))
         imports |= dict.fromkeys(_conftests(path))
         if "e2e" in path.parts:
-            imports |= dict.fromkeys(file for name in _SERVED for file in _files_of(name, path.parent))
+            imports |= dict.fromkeys(_served())
+        elif f"{PACKAGE}.cli" in text:
+            # A command in a process of its own, too.
+            imports |= dict.fromkeys(file for file in _served() if "/cli/" in file)
     imports.pop(file, None)
     return tuple(imports)
+
+
+@functools.cache
+def _served() -> tuple[str, ...]:
+    folders = (ROOT / "handlers" / PACKAGE / folder for folder in _SERVED)
+    return tuple(str(path.relative_to(ROOT)) for folder in folders for path in sorted(folder.rglob("*.py")))
 
 
 def _is_named(path: Path, text: str) -> bool:
@@ -134,10 +138,14 @@ def _imported(tree: ast.AST, path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            names = [node.module]
+            for alias in node.names:
+                names += [f"{node.module}.{alias.name}", *_homes_of(node.module, alias.name)]
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in {"tov", PACKAGE}:
-            # The package's own names are loaded when they are first used.
-            names = [_homes()[node.attr]] if node.attr in _homes() else []
+            names = _homes_of(PACKAGE, node.attr)
+        elif isinstance(node, ast.Constant) and _is_module(node.value) and path.name != "__init__.py":
+            # For `python -m`.
+            names = [node.value]
         else:
             continue
         for name in names:
@@ -152,14 +160,26 @@ def _run_parts(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _run_parts(node)
 
 
+def _is_module(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(rf"{PACKAGE}(\.\w+)+", value) is not None
+
+
+def _homes_of(module: str, name: str) -> list[str]:
+    """Returns the modules that a name is loaded from when it is first used, from package to package."""
+    homes: list[str] = []
+    while (home := _homes(module).get(name)) is not None:
+        homes.append(home)
+        module = home
+    return homes
+
+
 @functools.cache
-def _homes() -> dict[str, str]:
-    """Returns the modules of the names that the package loads lazily."""
-    tree = ast.parse((ROOT / "handlers" / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (value,) = (
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES"
-    )
-    return dict(ast.literal_eval(value))
+def _homes(package: str) -> dict[str, str]:
+    """Returns the modules of the names that a package loads lazily."""
+    path = ROOT.joinpath("handlers", *package.split("."), "__init__.py")
+    body = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+    values = (n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "_HOMES")
+    return dict(ast.literal_eval(next(values, ast.Dict([], []))))
 
 
 def _files_of(module: str, beside: Path) -> Iterator[str]:

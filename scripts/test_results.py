@@ -52,8 +52,8 @@ def main(
     Examples: test_results.py .quickstart/results/*.xml; test_results.py --write-durations results.xml
     """
     testcases = (case for file in files for case in ET.parse(file).iter("testcase"))
-    # A whole file that is skipped has a line without a test.
-    cases = [case for case in testcases if case.get("classname")]
+    # A whole file has a line without a test: skipped, which counts for nothing, or not imported, which is an error.
+    cases = [case for case in testcases if case.get("classname") or case.find("skipped") is None]
     folders = _by_folder(cases)
     if write_durations:
         _write_durations(cases)
@@ -73,7 +73,7 @@ def _by_folder(cases: list[ET.Element]) -> dict[str, Results]:
         results = folders[_folder(_file(case))]
         results.seconds += float(case.get("time", 0))
         if case.find("failure") is not None or case.find("error") is not None:
-            results.failed.append(f"{_file(case)}::{case.get('name')}")
+            results.failed.append(f"{_file(case)}::{case.get('name')}" if case.get("classname") else _file(case))
         elif case.find("skipped") is not None:
             results.skipped += 1
         else:
@@ -82,8 +82,8 @@ def _by_folder(cases: list[ET.Element]) -> dict[str, Results]:
 
 
 def _file(case: ET.Element) -> str:
-    """Returns a test's file: its class name is the dotted path, and a class in it, if it has one."""
-    parts = case.get("classname", "").split(".")
+    """Returns a test's file: its class name is the dotted path, and a class in it, if it has one; or its name is."""
+    parts = (case.get("classname") or case.get("name", "")).split(".")
     while parts and not parts[-1].startswith("test_"):
         parts.pop()
     return "/".join(parts) + ".py"
@@ -114,7 +114,7 @@ def _row(results: Results) -> list[str]:
 def _write_durations(cases: list[ET.Element]) -> None:
     """Notes the mean seconds of each test's cases, and keeps what is known of tests that did not run now."""
     seconds = defaultdict[str, list[float]](list)
-    for case in cases:
+    for case in (case for case in cases if case.get("classname")):
         # In a class, the test's own name has the class before it.
         inner = case.get("classname", "").split(".")[len(Path(_file(case)).parts) :]
         name = "::".join([_file(case), *inner, case.get("name", "").partition("[")[0]])

@@ -97,4 +97,23 @@ def test_what_a_change_touches() -> None:
     pictures = reach("handlers/torchserve_openvino/tasks/pictures/handler.py")
     assert "tests/unit/tasks/test_pictures.py" in pictures
     assert "tests/unit/ops/test_table.py" not in pictures
+    # Names that packages load when they are first used.
+    package = "handlers/torchserve_openvino"
+    assert {"tests/unit/config/test_config_serving.py", "tests/e2e/test_after_ready.py"} <= reach(
+        f"{package}/config/serving.py"
+    )
+    assert "tests/unit/ops/test_table.py" in reach(f"{package}/backend/entry.py")
+    # What a server runs, and processes that start by a module's name.
+    for file in ("hosts/kserve.py", "entrypoints/text/text_generator.py", "tasks/generation/generator.py"):
+        assert "tests/e2e/test_text_generation.py" in reach(f"{package}/{file}")
+    assert "tests/unit/doctor/test_stock.py" in reach(f"{package}/doctor/bisecting/stock_worker.py")
     assert "tests/unit/test_documents.py" in reach("docs/limits.md")
+
+
+def test_a_file_that_is_not_imported_is_a_failure(folder: Path, tmp_path: Path) -> None:
+    (folder / "test_broken.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
+    run(folder, "--junitxml", str(tmp_path / "some.xml"), "--continue-on-collection-errors", str(folder))
+    command = [sys.executable, str(ROOT / "scripts" / "test_results.py"), "--json", str(tmp_path / "some.xml")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    (results,) = json.loads(found.stdout).values()
+    assert results["failed"] == ["test_broken.py"] and results["passed"] == len(QUICK) and found.returncode == 1
