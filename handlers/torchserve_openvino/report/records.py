@@ -103,6 +103,11 @@ class GraphRecord:
     inputs: list[str] = field(default_factory=list)
 
     @property
+    def line(self) -> str:
+        """``file:line`` of the frame; empty if unknown."""
+        return self.where.rpartition(" (")[0] or self.where
+
+    @property
     def ops_on_openvino(self) -> int:
         """Operators whose partition really runs on OpenVINO."""
         return sum(p.ops for p in self.partitions if p.runs_on == "openvino")

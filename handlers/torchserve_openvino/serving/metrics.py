@@ -193,13 +193,13 @@ class MetricsEmitter:
         for (name, labels), value in series.items():
             if self._sent_times.get((name, labels)) != value:
                 self._sent_times[name, labels] = value
-                metrics.record("gauge", name, value, {**dict(labels), **self._labels})
+                metrics.record("gauge", name, value, {**dict(labels), **self._labels}, _unit(name))
         for release, count in times.released.items():
             self._count(metrics, BATCHES, count, "released", release)
 
     def _gauge(self, metrics: MetricSink, name: str, value: float, dimension: str = "", kind: str = "") -> None:
         labels = {dimension: kind, **self._labels} if dimension else self._labels
-        metrics.record("gauge", name, value, labels)
+        metrics.record("gauge", name, value, labels, _unit(name))
 
     def _count(self, metrics: MetricSink, name: str, total: int, dimension: str = "", value: str = "") -> None:
         key = f"{name} {value}"
@@ -208,6 +208,10 @@ class MetricsEmitter:
         if grown > 0 or key not in self._sent:
             self._sent[key] = total
             metrics.record("counter", name, grown, {dimension: value} if dimension else {})
+
+
+def _unit(name: str) -> str:
+    return "seconds" if name.endswith(("_seconds", "_seconds_sum")) else "count"
 
 
 def _is_refusal(name: str) -> bool:

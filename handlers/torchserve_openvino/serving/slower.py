@@ -135,12 +135,12 @@ class _Decision:
         partitions = {running.name: partition for partition, running in self._compiled.running.items()}
         for slower in placement.partitions:
             partition = partitions.get(slower.name)
-            if partition is not None and self._may_leave(slower.name, slower):
-                self._leave(partition)
+            if partition is not None:
+                self._leave(partition, slower)
         cases = {case.name: case for case in self._prepared.cases}
         for slower in placement.calls:
-            if slower.name in cases and self._may_leave(_MODEL, slower):
-                self._leave_case(cases[slower.name])
+            if slower.name in cases:
+                self._leave_case(cases[slower.name], slower)
         self._note_unused_and_untimed(placement)
 
     def _note_unused_and_untimed(self, placement: Placement) -> None:
@@ -154,14 +154,24 @@ class _Decision:
                 f"for it were over: {', '.join(placement.untimed)}"
             )
 
-    def _leave(self, partition: FallbackPartition) -> None:
-        partition.fall_back_to_eager()
-        self._compiled.running[partition].record.runs_on = "eager"
+    def _leave(self, partition: FallbackPartition, slower: SlowerThere) -> None:
+        """Lets a partition run in eager PyTorch from now on, if it may."""
+        running = self._compiled.running[partition]
+        if self._may_leave(slower.name, slower):
+            partition.fall_back_to_eager()
+            running.record.runs_on = "eager"
+            self._count(slower.name, slower, running.graph.line)
 
-    def _leave_case(self, case: Case) -> bool:
+    def _leave_case(self, case: Case, slower: SlowerThere) -> bool:
+        """Lets a call run in the eager model from now on, if it may; returns whether it does."""
         args, kwargs = case.inputs
+        if not self._may_leave(_MODEL, slower):
+            return False
         with case.modes.on():
-            return self._compiled.fall_back_to_eager(*args, **kwargs)
+            leaves = self._compiled.fall_back_to_eager(*args, **kwargs)
+        if leaves:
+            self._count(_MODEL, slower)
+        return leaves
 
     def _try_partition(self, partition: FallbackPartition, use: _Uses, deadline: float) -> None:
         def on_openvino() -> None:
@@ -178,8 +188,7 @@ class _Decision:
         slower = self._timed(name, name, cases, on_openvino, in_eager, deadline)
         if slower is not None:
             self._placement.partitions.append(slower)
-            if self._may_leave(name, slower):
-                self._leave(partition)
+            self._leave(partition, slower)
 
     def _try_case(self, case: Case, deadline: float) -> bool:
         """Returns True if the case runs in the eager model from now on."""
@@ -197,7 +206,7 @@ class _Decision:
         if slower is None:
             return False
         self._placement.calls.append(slower)
-        return self._may_leave(_MODEL, slower) and self._leave_case(case)
+        return self._leave_case(case, slower)
 
     def _timed(
         self, label: str, name: str, cases: str, on_openvino: Callable[[], None], in_eager: Callable[[], None],
@@ -228,19 +237,23 @@ class _Decision:
         return SlowerThere(name=name, cases=cases, openvino=openvino, eager=eager)
 
     def _may_leave(self, label: str, slower: SlowerThere) -> bool:
-        """Returns True if something slower may leave OpenVINO, which is counted; otherwise the report notes it."""
-        reason = (
-            f"OpenVINO took {slower.openvino * 1e3:.3g} ms at least, and eager PyTorch {slower.eager * 1e3:.3g} ms, "
-            f"at {slower.cases}"
-        )
+        """Returns True if something slower may leave OpenVINO; otherwise the report notes it."""
         if self._forbidden:
             self._tracker.add_note(
-                f"{label} stays on OpenVINO, although it is slower there ({reason}): {self._forbidden}"
+                f"{label} stays on OpenVINO, although it is slower there ({_times(slower)}): {self._forbidden}"
             )
-            return False
-        if self._tracker.add_fallback("slower", label, reason=reason):
-            logger.warning("Fallback: %s runs in eager PyTorch (slower: %s)", label, reason)
-        return True
+        return not self._forbidden
+
+    def _count(self, label: str, slower: SlowerThere, where: str = "") -> None:
+        if self._tracker.add_fallback("slower", label, reason=_times(slower), where=where):
+            logger.warning("Fallback: %s runs in eager PyTorch (slower: %s)", label, _times(slower))
+
+
+def _times(slower: SlowerThere) -> str:
+    return (
+        f"OpenVINO took {slower.openvino * 1e3:.3g} ms at least, and eager PyTorch {slower.eager * 1e3:.3g} ms, "
+        f"at {slower.cases}"
+    )
 
 
 def is_fast_enough(times: CaseTimes | None) -> bool:

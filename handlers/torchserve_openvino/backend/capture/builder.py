@@ -98,7 +98,9 @@ class _InductorThenEager:
         try:
             result = self._run(*args)
         except Exception as error:
-            self._settings.tracker.add_fallback("compile_failed", self._part.name, reason=f"inductor: {error}")
+            self._settings.tracker.add_fallback(
+                "compile_failed", self._part.name, reason=f"inductor: {error}", where=self._part.where
+            )
             logger.warning("Fallback: inductor failed for %s, eager is used: %s", self._part.name, error)
             self._run = laid_out(self._part.graph)
             result = self._run(*args)
@@ -175,7 +177,7 @@ class GraphBuilder:
 
         def run(*args: Any) -> Any:
             answer = settings.eager_copy.run(functools.partial(eager, *args))
-            settings.tracker.add_fallback("conversion_failed", name, reason=reason)
+            settings.tracker.add_fallback("conversion_failed", name, reason=reason, where=self._record.line)
             return answer
 
         return Assembled(run, None)
@@ -301,7 +303,7 @@ class GraphBuilder:
             calls[part.name] = FallbackPartition(
                 compiled,
                 functools.partial(settings.eager_copy.run, fallback),
-                functools.partial(count_runtime_failure, settings.tracker, self._name(part.name)),
+                functools.partial(count_runtime_failure, settings.tracker, self._name(part.name), self._line(part)),
                 part.returns_tuple,
             )
             settings.running[calls[part.name]] = RunningPartition(self._record, record)
@@ -345,8 +347,11 @@ class GraphBuilder:
     def _name(self, part_name: str) -> str:
         return f"graph {self._record.index} / {part_name}"
 
+    def _line(self, part: Subgraph) -> str:
+        return part.where or self._record.line
+
     def _part_failed(self, kind: Any, part: Subgraph, error: Exception) -> None:
         settings = self._settings
         name = self._name(part.name)
-        settings.tracker.add_fallback(kind, name, to=settings.fallback_to, reason=str(error))
+        settings.tracker.add_fallback(kind, name, to=settings.fallback_to, reason=str(error), where=self._line(part))
         logger.warning("Fallback: %s runs on %s (%s): %s", name, settings.fallback_to, kind, error)

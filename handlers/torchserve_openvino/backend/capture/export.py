@@ -30,6 +30,7 @@ from torchserve_openvino.backend.capture.module_state import (
     Watched,
     module_state,
 )
+from torchserve_openvino.backend.capture.whole import source_of
 from torchserve_openvino.backend.partitioning.partition import input_shapes
 from torchserve_openvino.backend.partitioning.views import base_of, is_view
 from torchserve_openvino.backend.spec import is_plain, own_inputs
@@ -272,7 +273,9 @@ class ExportedModel:
                 return outcome.binding.run(outcome.graph, leaves)
         # Counted once eager PyTorch has answered: a call that it rejects as well is no fallback.
         answer = self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
-        if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=outcome):
+        line, _, function = source_of(self._model).partition(" (")
+        where = line if function else ""
+        if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=outcome, where=where):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", outcome)
         return answer
 

@@ -94,7 +94,7 @@ def capture_whole(
         **limits: Further arguments of ``torch.compile``.
     """
 
-    source = _place_of(model)
+    source = source_of(model)
 
     def checked(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
         if reason := private.reads_values(gm):
@@ -123,7 +123,8 @@ def why_not_whole(error: Exception) -> str:
     return f"not one graph: {text}"[:_REASON_CHARACTERS]
 
 
-def _place_of(model: Callable[..., Any]) -> str:
+def source_of(model: Callable[..., Any]) -> str:
+    """Returns ``file:line (function)`` of what a call of the model runs; the class's name where that is not Python."""
     function = getattr(model, "forward", model)
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno} ({code.co_name})" if code is not None else type(model).__name__

@@ -52,6 +52,11 @@ class Subgraph:
         """Number of operators in it that do work."""
         return sum(self.op_counts.values())
 
+    @property
+    def where(self) -> str:
+        """``file:line`` of the user's code behind its first operator; empty if unknown."""
+        return next((line for node in self.graph.graph.nodes if (line := where_of(node))), "")
+
     def output_nodes(self) -> list[Node]:
         """Returns the nodes whose values it returns, in order."""
         (output,) = self.graph.graph.find_nodes(op="output")

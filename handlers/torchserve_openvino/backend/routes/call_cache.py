@@ -220,7 +220,7 @@ class CallCache:
             calls[part.name] = FallbackPartition(
                 loaded.run(partition, tracker, self._settings.memory),
                 functools.partial(copy.run, fallback),
-                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part.name}"),
+                functools.partial(count_runtime_failure, tracker, f"graph {record.index} / {part.name}", record.line),
                 part.returns_tuple,
             )
             self._settings.running[calls[part.name]] = RunningPartition(record, partition)

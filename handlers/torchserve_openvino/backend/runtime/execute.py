@@ -355,10 +355,10 @@ class EagerCopy:
         return fallback(*args)
 
 
-def count_runtime_failure(tracker: Tracker, name: str, error: Exception) -> None:
-    """Counts a call of a partition that ran in eager PyTorch."""
+def count_runtime_failure(tracker: Tracker, name: str, where: str, error: Exception) -> None:
+    """Counts a call of a partition that ran in eager PyTorch; ``where`` is its ``file:line``."""
     by_request = isinstance(error, InexactValueError)
-    if tracker.add_fallback("runtime_failed", name, reason=str(error), caused_by_request=by_request):
+    if tracker.add_fallback("runtime_failed", name, reason=str(error), where=where, caused_by_request=by_request):
         logger.warning("Fallback: a call of %s ran in eager PyTorch: %s", name, error)
 
 
