@@ -96,8 +96,9 @@ def run(work: Path, ports: Ports, progress: Progress, keep: bool, java: bool) ->
     (work / "chelsea.png").write_bytes(photo)
 
     server: TorchServeProcess | ServeServer
-    name, server = "TorchServe", TorchServeProcess(work / "model-store", ports, models={MODEL: f"{MODEL}.mar"})
-    if not java:
+    if java:
+        name, server = "TorchServe", TorchServeProcess(work / "model-store", ports, models={MODEL: f"{MODEL}.mar"})
+    else:
         name, server = "`serve`", ServeServer(work / "model-store" / f"{MODEL}.mar", ports.inference, work)
     kept = False
     try:

@@ -100,6 +100,11 @@ class ArchiveService:
         worker = worker_of(self.handler)
         worker.state.emit(worker.metrics)
 
+    def send_spans(self) -> None:
+        """Sends the spans of all requests that were answered, before the process ends without Python's own end."""
+        if (tracing := worker_of(self.handler).tracing) is not None:
+            tracing.send()
+
     def answer(self, requests: Sequence[Request]) -> list[Response]:
         """Answers requests of one call, each with its own status, and bytes as its body.
 

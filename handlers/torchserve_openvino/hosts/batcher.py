@@ -18,12 +18,13 @@ from torchserve_openvino.hosts.background import background
 from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.serving.requests.isolation import isolated, server_fault
 from torchserve_openvino.serving.requests.messages import (
+    EXPLAIN_HEADER,
     HEALTH_HEADER,
     PATH_HEADER,
     Request,
     Response,
     request_id,
-    unavailable,
+    unavailable_error,
     unhealthy_reason,
 )
 from torchserve_openvino.tasks.standard.refusal_forms import form_of_path
@@ -41,24 +42,26 @@ ID_HEADER = "x-request-id"
 WAITING = "openvino_waiting_requests"
 
 
-def _unavailable(reason: str, request: Request) -> Response:
-    return unavailable(reason, request.id, form_of_path(request.path, request.envelope))
+# How long a request may go on whose answer nobody waits for any more; then its process has to be replaced.
+_GRACE_SECONDS = 10.0
 
 
 class Reply:
     """The answer to one request: usually one piece, or as many as the handler streams.
 
-    Args:
-        request: The request.
+    Attributes:
+        gone: Whether nobody reads it any more.
+        touched: When the last piece came, by `time.monotonic`.
     """
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self) -> None:
+        self.gone, self.touched = False, time.monotonic()
         self._pieces: asyncio.Queue[Response | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     def put(self, piece: Response | None) -> None:
         """Adds a piece, from any thread; None ends the answer."""
+        self.touched = time.monotonic()
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
     def send(self, piece: Response) -> None:
@@ -70,14 +73,13 @@ class Reply:
         self._pieces.put_nowait(piece)
         self._pieces.put_nowait(None)
 
-    def refuse(self, reason: str) -> None:
-        """Ends the answer with a refusal (503); in the loop's thread."""
-        self.end(_unavailable(reason, self._request))
-
     async def pieces(self) -> AsyncIterator[Response]:
         """Yields the pieces as they come; the first has the answer's status and type."""
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
+        try:
+            while (piece := await self._pieces.get()) is not None:
+                yield piece
+        finally:
+            self.gone = True
 
 
 class Batcher:
@@ -98,7 +100,7 @@ class Batcher:
         self._delay = BatchDelay(service.delay)
         self._waiting: queue.SimpleQueue[tuple[Request, Reply]] = queue.SimpleQueue()
         # Those that no call has answered yet: they wait, run, or are held for the next call. Of the loop's thread.
-        self._open: set[Reply] = set()
+        self._open: dict[Reply, Request] = {}
         # When the present call takes too long, by `time.monotonic`.
         self._until: float | None = None
         self._thread: threading.Thread | None = None
@@ -114,17 +116,17 @@ class Batcher:
 
     def submit(self, request: Request) -> AsyncIterator[Response]:
         """Has a request answered, and yields the pieces of its answer; a full queue refuses it (503)."""
-        reply = Reply(request)
-        request = replace(request, arrived=time.time(), send=reply.send)
+        reply = Reply()
+        request = replace(request, arrived=time.time(), send=reply.send, is_gone=lambda: reply.gone)
         if self._service.ended:
-            reply.refuse(f"{self._service.ended}, and is being replaced")
+            reply.end(self._unavailable(f"{self._service.ended}, and is being replaced", request))
         elif self._service.awaits:
             background(self._alone(request, reply), self._tasks)
         elif self.waiting >= self._queue_size:
-            reply.refuse(f"{self._queue_size} requests are waiting already")
+            reply.end(self._unavailable(f"{self._queue_size} requests are waiting already", request))
         else:
             self._delay.on_request(len(self._open))
-            self._open.add(reply)
+            self._open[reply] = request
             self._waiting.put((request, reply))
             self._show()
             self._start(asyncio.get_running_loop())
@@ -135,9 +137,34 @@ class Batcher:
         with self._showing:
             self._service.record("gauge", WAITING, self.waiting, {})
 
+    def refused(self, error: ItemError, request: Request) -> Response:
+        """Returns the refusal of a request that the handler does not answer, and counts it; from any thread."""
+        return self._service.refused(error, request.id, form_of_path(request.path, request.envelope))
+
+    def _unavailable(self, reason: str, request: Request) -> Response:
+        return self.refused(unavailable_error(reason), request)
+
     async def _alone(self, request: Request, reply: Reply) -> None:
-        reply.put(await self._service.answer_alone(request))
-        reply.put(None)
+        """Has a request answered beside others; each of its pieces may take `ArchiveService.timeout`."""
+        answering = asyncio.ensure_future(self._service.answer_alone(request))
+        limit = self._service.timeout
+        while not answering.done() and (left := reply.touched + limit - time.monotonic()) > 0:
+            await asyncio.wait({answering}, timeout=left)
+        if answering.done():
+            try:
+                reply.end(answering.result())
+            except BaseException as error:
+                # Such as the panic of a library in Rust, which is no Exception.
+                reply.end(self.refused(server_fault(error), request))
+            return
+        too_long = f"a call took longer than responseTimeout ({limit:g} s)"
+        reply.end(self._unavailable(too_long, request))
+        # Its handler finds out that nobody waits.
+        reply.gone = True
+        await asyncio.wait({answering}, timeout=_GRACE_SECONDS)
+        if not answering.done():
+            self._service.ended = too_long
+            logger.error("ERROR: %s", too_long)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._thread is None:
@@ -157,9 +184,9 @@ class Batcher:
             while self._next(0.0) is not None:
                 pass
             self._show()
-            for reply in list(self._open):
-                self._open.remove(reply)
-                reply.refuse(self._service.ended)
+            for reply, request in list(self._open.items()):
+                del self._open[reply]
+                reply.end(self._unavailable(self._service.ended, request))
         elif self._open:
             left = self._service.timeout if until is None else until - now
             self._watch = asyncio.get_running_loop().call_later(left, self._look)
@@ -167,8 +194,7 @@ class Batcher:
     def _end(self, replies: Sequence[Reply], answers: Sequence[Response]) -> None:
         """Ends replies, but for those that a call which took too long has left; called in the loop."""
         for reply, answer in zip(replies, answers, strict=True):
-            if reply in self._open:
-                self._open.remove(reply)
+            if self._open.pop(reply, None) is not None:
                 reply.end(answer)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -200,17 +226,15 @@ class Batcher:
 
     def _answers(self, requests: Sequence[Request]) -> list[Response]:
         if self._service.ended:
-            return [_unavailable(f"{self._service.ended}, and is being replaced", request) for request in requests]
+            return [self._unavailable(f"{self._service.ended}, and is being replaced", one) for one in requests]
         self._until = time.monotonic() + self._service.timeout
         try:
             return self._service.answer(requests)
-        except Exception as error:
-            # Whatever is wrong with this call: those that wait behind it are answered.
+        except BaseException as error:
+            # Whatever is wrong with this call, also the panic of a library in Rust, which is no Exception: those that
+            # wait behind it are answered.
             fault = server_fault(error)
-            return [
-                Response.refused(fault, request.id, form_of_path(request.path, request.envelope))
-                for request in requests
-            ]
+            return [self.refused(fault, request) for request in requests]
         finally:
             self._until = None
 
@@ -227,10 +251,10 @@ async def predictions(batcher: Batcher, forwarded: "ForwardedRequest") -> AsyncI
     name = request_id(forwarded.headers.get(ID_HEADER))
     kind = forwarded.headers.get("content-type", "")
     row = isolated(partial(row_of, forwarded.body, kind, forwarded.parameters))
+    # As TorchServe names the endpoint of OpenAI's API to handlers. A client asks for no explanation by a header.
+    headers = {**forwarded.headers, PATH_HEADER: forwarded.path, EXPLAIN_HEADER: "False"}
     if isinstance(row, ItemError):
-        yield Response.refused(row, name, form_of_path(forwarded.path))
+        yield batcher.refused(row, Request({}, headers, name))
         return
-    # As TorchServe names the endpoint of OpenAI's API to handlers.
-    headers = {**forwarded.headers, PATH_HEADER: forwarded.path}
     async for piece in batcher.submit(Request(row, headers, name)):
         yield piece

@@ -13,7 +13,6 @@ import base64
 import json
 import sys
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from http import HTTPStatus
@@ -45,7 +44,14 @@ from torchserve_openvino.hosts.archive_service import ArchiveService
 from torchserve_openvino.hosts.batcher import Batcher, not_ready, predictions
 from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.hosts.prometheus import PrometheusMetrics
-from torchserve_openvino.serving.requests.messages import EnvelopeKind, Request
+from torchserve_openvino.serving.requests.messages import (
+    EXPLAIN_HEADER,
+    HEALTH_HEADER,
+    PATH_HEADER,
+    EnvelopeKind,
+    Request,
+    request_id,
+)
 
 _V1: EnvelopeKind = "json"
 _V2: EnvelopeKind = "kservev2"
@@ -138,9 +144,12 @@ class Archive(Model):
             envelope, body = (_V2, _inputs(payload)) if isinstance(payload, InferRequest) else (_V1, payload)
         except InvalidInputError as error:
             raise _failure(error.status, {"message": str(error)}, over_grpc) from error
-        name = (headers or {}).get("x-request-id") or uuid.uuid4().hex
+        name = request_id((headers or {}).get("x-request-id"))
         assert self._batcher is not None
-        request = Request({"body": body}, headers or {}, name, envelope)
+        # What the host says of a request replaces what a client claims.
+        said = {PATH_HEADER, EXPLAIN_HEADER, HEALTH_HEADER}
+        claimed = {key: value for key, value in (headers or {}).items() if key.lower() not in said}
+        request = Request({"body": body}, {**claimed, EXPLAIN_HEADER: "False"}, name, envelope)
         (answer,) = [piece async for piece in self._batcher.submit(request)]
         content = json.loads(answer.body)
         if answer.status >= HTTPStatus.BAD_REQUEST:

@@ -12,6 +12,7 @@ apply to each replica.
 """
 
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ from torchserve_openvino.hosts.batcher import QUEUE_SIZE, Batcher, not_ready, pr
 from torchserve_openvino.hosts.model_settings import ModelSettings
 from torchserve_openvino.serving.requests.messages import Response
 from torchserve_openvino.serving.requests.phases import BOUNDS, SECONDS
+
+logger = logging.getLogger(__name__)
 
 
 class AppArgs(BaseModel):
@@ -168,8 +171,10 @@ def app(args: AppArgs) -> serve.Application:
             limits = {"min_replicas": args.replicas, "max_replicas": args.max_replicas}
             scaling = {"autoscaling_config": {**limits, "target_ongoing_requests": ongoing}}
         deployment = serve.deployment(Replica).options(
-            name=settings.name, ray_actor_options={"num_cpus": args.cpus}, max_ongoing_requests=QUEUE_SIZE, **scaling
-        )
+            name=settings.name, ray_actor_options={"num_cpus": args.cpus},
+            # More than the replica's own queue takes, so that it refuses: Ray would keep what comes beyond.
+            max_ongoing_requests=2 * QUEUE_SIZE + settings.batch_size, **scaling,
+        )  # fmt: skip
         models[settings.name] = deployment.bind(archive, args.max_request_bytes)
     router = serve.deployment(Router).options(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=1000)
     return next(iter(models.values())) if len(models) == 1 else router.bind(models, args.max_request_bytes)
@@ -183,9 +188,19 @@ class RayMetrics:
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}
+        self._dropped: set[str] = set()
 
     def record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Takes one value; see `serving.requests.metric_sink.Record`."""
+        """Takes one value; see `serving.requests.metric_sink.Record`. What Ray does not allow is dropped, said once."""
+        try:
+            self._record(kind, name, value, labels)
+        except (ValueError, TypeError, AttributeError) as error:
+            # A handler's own metric, of a kind or with labels that its name did not have before.
+            if name not in self._dropped:
+                self._dropped.add(name)
+                logger.warning("The metric %s is dropped: %s", name, error)
+
+    def _record(self, kind: str, name: str, value: float, labels: Mapping[str, str]) -> None:
         if (metric := self._metrics.get(name)) is None:
             metric = self._metrics[name] = self._made(kind, name, tuple(labels))
         if kind == "gauge":

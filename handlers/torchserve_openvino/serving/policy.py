@@ -67,7 +67,8 @@ class PolicyWatch:
         policy: ``handler.openvino.fallback``.
 
     Attributes:
-        violations: What was found since READY; if not empty, the worker is reported as violating the policy.
+        violations: What was found since READY, but for what requests' own values caused; if not empty, the worker is
+            reported as violating the policy.
         replace: Whether the worker should be replaced: it may fail again on the next request.
     """
 
@@ -80,6 +81,8 @@ class PolicyWatch:
         self._graphs = len(report.tracker.graphs)
         # Why each graph that was compiled after READY is refused, by its index.
         self._refused: dict[int, str] = {}
+        # Violations of single calls, which were refused, or from which OpenVINO may recover.
+        self._passing: set[str] = set()
         self._failed = self._passed = self._suspect = False
         self.violations: list[str] = []
         self.replace = False
@@ -146,13 +149,20 @@ class PolicyWatch:
         forbidden = _forbidden(grown, self._policy)
         sentences = [_sentence(f) for f in forbidden]
         by_request = all(f.caused_by_request for f in forbidden)
+        own = [_sentence(f) for f in forbidden if not f.caused_by_request]
+        refuses = self._policy.on_violation == "refuse"
+        self._passing |= {_sentence(f) for f in forbidden if refuses or f.kind in _FAILURES}
         kinds: set[str] = {f.kind for f in forbidden}
         if self._below():
             lost = any(graph.ops_on_openvino < graph.ops_total for graph in added)
             if lost or not self._coverage_failed:
                 kinds.add("unsupported_op")
                 by_request = False
-                sentences.append(f"coverage fell below min_coverage {self._policy.min_coverage:.1%}")
+                fell = f"coverage fell below min_coverage {self._policy.min_coverage:.1%}"
+                sentences.append(fell)
+                own.append(fell)
+                if refuses:
+                    self._passing.add(fell)
             self._coverage_failed = True
         if kinds & _AT_COMPILATION:
             self._refused |= {
@@ -160,10 +170,27 @@ class PolicyWatch:
                 for graph in added
                 if "graph_break" in kinds or graph.ops_on_openvino < graph.ops_total
             }
-        self.violations += [s for s in sentences if s not in self.violations]
+        self.violations += [s for s in own if s not in self.violations]
         for sentence in sentences:
             logger.warning("handler.openvino.fallback: after READY: %s", sentence)
         return sentences, kinds, by_request
+
+    @property
+    def standing(self) -> list[str]:
+        """Violations that concern requests to come: all of a worker that has to be replaced."""
+        return [s for s in self.violations if self.replace or s not in self._passing]
+
+    def probed(self) -> str:
+        """Looks at what a health check's own call added; returns what the policy does not allow of it, if anything.
+
+        OpenVINO that failed in the last batch, and in this call, is replaced; one that answers has recovered.
+        """
+        sentences, kinds, _ = self._look()
+        self._report.tracker.ran.clear()
+        failed = bool(kinds & _FAILURES) and self._policy.on_violation == "refuse"
+        self.replace |= failed and self._suspect
+        self._suspect = failed
+        return "; ".join(sentences)
 
     def broken(self, sentence: str) -> None:
         """Records a violation other than a fallback, and marks the worker for replacement."""

@@ -83,8 +83,7 @@ class ReadyState:
         Raises:
             SystemExit: The worker has to be replaced.
         """
-        if self.watch.replace:
-            self._leave()
+        self.leave_if_due()
         self.watch.begin()
         if self._shadow is not None:
             self._shadow.quiet.began()
@@ -109,6 +108,15 @@ class ReadyState:
             self._freed.give_back()
         self.emit(metrics)
         if self.watch.end():
+            self._leave()
+
+    def leave_if_due(self) -> None:
+        """Ends this worker if it has to be replaced.
+
+        Raises:
+            SystemExit: It has to be.
+        """
+        if self.watch.replace:
             self._leave()
 
     def _leave(self) -> None:

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from encoder import build
 from network import NETWORK
 from torchserve_openvino.cli import app
-from torchserve_openvino.errors import InvalidInputError, ModelLoadError, PackagingError
+from torchserve_openvino.errors import InvalidInputError, ItemError, ModelLoadError, PackagingError
+from torchserve_openvino.hosts import batcher
 from torchserve_openvino.hosts.archive_service import ArchiveService, row_of
 from torchserve_openvino.hosts.batch_delay import BatchDelay
 from torchserve_openvino.hosts.batcher import Batcher
@@ -234,6 +235,8 @@ class Slow:
         self.ended = ""
         self.release = threading.Event()
         self.record = lambda *_: None
+
+    refused = staticmethod(Response.refused)
 
     def answer(self, requests: Sequence[Request]) -> list[Response]:
         if requests[0].row["body"] == "fail":
@@ -512,3 +515,77 @@ def test_a_host_that_starts_workers_again_says_that_they_do_not_end(tmp_path: Pa
     finally:
         sys.path[:] = folders
     assert ("keep has no effect" in str(made.describe()["notes"])) == keeps_idle
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def test_a_panic_is_one_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    slow.release.set()
+    counted: Counter[int] = Counter()
+
+    def refused(error: ItemError, name: str, form: Any) -> Response:
+        counted[error.status] += 1
+        return Response.refused(error, name, form)
+
+    monkeypatch.setattr(slow, "refused", refused, raising=False)
+    right = slow.answer
+
+    def answer(requests: Sequence[Request]) -> list[Response]:
+        if requests[0].row["body"] == "panic":
+            raise Panic
+        return right(requests)
+
+    monkeypatch.setattr(slow, "answer", answer)
+
+    async def one_after_another() -> list[Response]:
+        batcher = Batcher(slow)  # type: ignore[arg-type]
+        return [piece for body in ("panic", "") async for piece in batcher.submit(Request({"body": body}))]
+
+    assert [answer.status for answer in asyncio.run(one_after_another())] == [500, 200]
+    assert counted == {500: 1}
+
+
+class Joins:
+    """Answers requests that join others: in pieces, in one, or never."""
+
+    name, batch_size, delay, timeout, awaits = "joins", 1, 0.0, 0.3, True
+
+    def __init__(self) -> None:
+        self.ended, self.gone = "", False
+        self.record = lambda *_: None
+        self.refused = Response.refused
+
+    async def answer_alone(self, request: Request) -> Response:
+        if request.row["body"] == "panic":
+            raise Panic
+        for _ in range(5):
+            await asyncio.sleep(0.15)
+            if request.row["body"] == "pieces":
+                request.send(Response(b"p", "text/plain"))
+            self.gone |= request.is_gone()
+        while request.row["body"] == "hangs":
+            await asyncio.sleep(0.05)
+        return Response(b"end", "text/plain")
+
+
+@pytest.mark.parametrize(
+    ("body", "statuses", "ended"),
+    [("pieces", [200] * 6, ""), ("late", [503], ""), ("hangs", [503], "responseTimeout"), ("panic", [500], "")],
+)
+def test_requests_that_join_others_have_a_time_limit_between_pieces(
+    monkeypatch: pytest.MonkeyPatch, body: str, statuses: list[int], ended: str
+) -> None:
+    monkeypatch.setattr(batcher, "_GRACE_SECONDS", 1.0)
+    joins = Joins()
+
+    async def pieces() -> list[Response]:
+        joined = Batcher(joins)  # type: ignore[arg-type]
+        got = [piece async for piece in joined.submit(Request({"body": body}))]
+        await asyncio.sleep(1.5 if body == "hangs" else 0.8)
+        return got
+
+    assert [piece.status for piece in asyncio.run(pieces())] == statuses
+    assert joins.gone is (body in {"late", "hangs"}) and ended in joins.ended and bool(ended) is bool(joins.ended)

@@ -7,6 +7,7 @@ import torch
 from serving_worker import NETWORK, WARMUP, network, save_weights, sent
 
 from torchserve_openvino.backend.runtime.execute import CompiledPartition
+from torchserve_openvino.serving.torchserve.base import worker_of
 from torchserve_openvino.tasks.tensor import TensorHandler
 
 ROW = [[0.5, -1.0, 2.0, 0.1]]
@@ -102,3 +103,41 @@ def test_a_graph_that_another_worker_stored_is_refused_at_each_call_and_counted(
             made.handle(handler, [[0.5, -1.0, 2.0, 0.1, 0.3]])
             assert made.status(0) == 503
         assert made.handle(handler, ROW) and made.status(0) == 200
+
+
+def fails(self, args):
+    raise RuntimeError("gave up")
+
+
+def test_a_worker_whose_openvino_recovers_is_ready_again(archive, monkeypatch) -> None:
+    made, handler = started(archive, {"allow": [], "on_violation": "refuse"})
+    health = worker_of(handler).health
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledPartition, "run", fails)
+        made.handle(handler, ROW)
+        assert made.status(0) == 503
+    assert health.check()["healthy"] and not handler.describe_handle()["serving"]["policy"]["holds"]
+    assert made.handle(handler, ROW) and made.status(0) == 200
+
+
+def test_a_probe_ends_a_worker_whose_openvino_goes_on_failing(archive, monkeypatch) -> None:
+    """Where probes keep requests away, no second batch would."""
+    made, handler = started(archive, {"allow": [], "on_violation": "refuse"})
+    worker = worker_of(handler)
+    monkeypatch.setattr(CompiledPartition, "run", fails)
+    made.handle(handler, ROW)
+    assert made.status(0) == 503
+    state = worker.health.check()
+    assert not state["healthy"] and "falls back" in state["reason"]
+    with pytest.raises(SystemExit):
+        made.handle_with(handler, [b"{}"], [{"explain": "False", "openvino-health": "1"}])
+
+
+def test_with_warn_a_worker_is_ready_once_openvino_answers_again(archive, monkeypatch) -> None:
+    made, handler = started(archive, {"allow": []})
+    health = worker_of(handler).health
+    with monkeypatch.context() as patch:
+        patch.setattr(CompiledPartition, "run", fails)
+        made.handle(handler, ROW)
+        assert not health.check()["healthy"]
+    assert health.check()["healthy"]

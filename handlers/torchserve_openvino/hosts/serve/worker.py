@@ -176,6 +176,7 @@ class WorkerConnection:
             if self._service is not None:
                 self._service.send_counts()
                 self._send_metrics()
+                self._service.send_spans()
             code = 0
         except Exception:
             logger.exception("the connection to the front process failed")
@@ -292,7 +293,10 @@ class WorkerConnection:
             for index, answer in answers.items()
         ]  # fmt: skip
         head = {"kind": "done", "call": number, "ended": self._service.ended, "answers": heads}
-        if metrics := self._metrics.take(_METRICS_SECONDS):
+        if self._service.ended:
+            # The front process kills this one then: what was counted comes with its last answers.
+            self._service.send_counts()
+        if metrics := self._metrics.take(0.0 if self._service.ended else _METRICS_SECONDS):
             head["metrics"] = metrics
         self.send(head, b"".join(answer.body for answer in answers.values()))
 

@@ -1,6 +1,7 @@
 """`WorkerProcess`: the front process's side of one worker."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -202,11 +203,11 @@ class WorkerProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", _MODULE, str(self._folder), str(self._workers), str(worker_answers.fileno()),
                 stdin=worker_commands.fileno(), stdout=subprocess.DEVNULL,
-                pass_fds=[worker_answers.fileno()], cwd=self._folder, env=_environment(),
+                pass_fds=[worker_answers.fileno()], cwd=self._folder, env=_environment(), start_new_session=True,
             )  # fmt: skip
         if self._reason:
             # Killed while it was started.
-            self._process.kill()
+            self._kill(self._process)
         reader, self._answers = await asyncio.open_connection(sock=answers)
         _, self._writer = await asyncio.open_connection(sock=commands)
         self._running = asyncio.create_task(self._run(reader))
@@ -369,7 +370,16 @@ class WorkerProcess:
         """
         self._reason = self._reason or reason
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            self._kill(self._process)
+
+    @staticmethod
+    def _kill(process: asyncio.subprocess.Process) -> None:
+        """Ends a process and its children: an engine in one of its own may hang, and would stay."""
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
 
     async def stop(self) -> None:
         """Ends the process, after what it is doing now; at once if that takes long."""

@@ -69,7 +69,7 @@ def _checked(answers: list[Any], count: int) -> list[Any]:
     return answers
 
 
-def server_fault(error: Exception) -> ItemError:
+def server_fault(error: BaseException) -> ItemError:
     """Returns the refusal of an item after a server error, with TorchServe's own status where the error has one."""
     # An error of TorchServe's own class can only come from code that has imported it.
     upstream = sys.modules.get("ts.utils.util")

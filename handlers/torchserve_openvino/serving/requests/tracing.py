@@ -16,6 +16,8 @@ from torchserve_openvino.serving.requests.phases import CallTimes
 logger = logging.getLogger(__name__)
 
 _HEADERS = ("traceparent", "tracestate")
+# How long the end of a process waits for its spans to be sent.
+_SEND_MILLISECONDS = 2000
 # How long calls are collected before their spans are made.
 _SECONDS = 0.1
 # Calls that may wait for their spans; those of OpenTelemetry's own queue are as many.
@@ -69,7 +71,7 @@ class Tracing:
             provider = _exporting(model)
         self._trace = trace
         self._propagator = TraceContextTextMapPropagator()
-        self._tracer = provider.get_tracer("torchserve_openvino")
+        self._provider, self._tracer = provider, provider.get_tracer("torchserve_openvino")
         self._facts = {"openvino.model": model, "openvino.version": version}
         self._calls: deque[_Call] = deque()
         self._due, self._lock = threading.Event(), threading.Lock()
@@ -104,6 +106,11 @@ class Tracing:
                 except Exception:
                     # No answer is lost by spans that are.
                     logger.warning("The spans of a call are lost", exc_info=True)
+
+    def send(self) -> None:
+        """Sends the spans of all calls that have ended, and waits for that some seconds at most."""
+        self.flush()
+        self._provider.force_flush(_SEND_MILLISECONDS)
 
     def _flush_when_due(self) -> None:
         while self._due.wait():

@@ -12,6 +12,7 @@ from torchserve_openvino.config.sections.openvino_section import VerifySection
 from torchserve_openvino.errors import class_and_line
 from torchserve_openvino.report import CompileReport
 from torchserve_openvino.serving.models import Models
+from torchserve_openvino.serving.policy import PolicyWatch
 from torchserve_openvino.serving.requests.messages import JSON, Request, Response
 from torchserve_openvino.serving.verification.judge import Judge
 
@@ -33,7 +34,7 @@ class Health:
         models: The compiled models; None in eager PyTorch.
         eager: The model, which holds the state of the compiled one.
         section: Tolerances.
-        violations: Returns what the policy refuses; empty while it holds.
+        watch: Checks calls against the fallback policy.
 
     Attributes:
         checks: What else has to hold: each returns what is wrong, or an empty text.
@@ -45,9 +46,9 @@ class Health:
         models: Models | None,
         eager: Any,
         section: VerifySection,
-        violations: Callable[[], Sequence[str]],
+        watch: PolicyWatch,
     ) -> None:
-        self._report, self._section, self._violations = report, section, violations
+        self._report, self._section, self._watch = report, section, watch
         prepared = models.root if models is not None else None
         self._model = prepared.model if prepared is not None else None
         # A call of another shape would have to be padded, and counted as a request's.
@@ -81,7 +82,7 @@ class Health:
         return facts if problem is None else {**facts, "reason": problem}
 
     def _problem(self) -> str | None:
-        if violations := self._violations():
+        if violations := self._watch.standing:
             return f"the policy is violated: {'; '.join(violations)}"
         verification = self._report.tracker.verify.to_dict()
         if verification.get("passed") is False:
@@ -96,7 +97,9 @@ class Health:
             # Whatever it is, requests meet it, too.
             return f"its warm-up sample ({self._case.name}) fails: {class_and_line(error)}"
         finally:
-            self._report.tracker.ran.clear()
+            fell_back = self._watch.probed()
+        if fell_back:
+            return f"its warm-up sample ({self._case.name}) falls back: {fell_back}"
         if problem := self._problem_of(self._expected, answer):
             return f"its warm-up sample ({self._case.name}) is answered wrongly{problem}"
         return None

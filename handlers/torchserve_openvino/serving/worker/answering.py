@@ -177,6 +177,10 @@ class Answering(ArchiveLoading):
         """
         taken = self.recorder.take(requests) if self.recorder is not None else ()
         if self.health is not None and any(request.asks_health for request in requests):
+            assert self.state is not None
+            if all(request.asks_health for request in requests):
+                # Where probes keep requests away, none would find that out.
+                self.state.leave_if_due()
             responses = with_health(self.health, requests, self.counted)
         else:
             responses = self.counted(requests)

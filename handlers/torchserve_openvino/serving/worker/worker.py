@@ -221,9 +221,7 @@ class Worker(Answering):
     def _ready(self, models: Models | None) -> ReadyState:
         watch = PolicyWatch(self.report, self.config.openvino.fallback)
         metrics = MetricsEmitter(self.report, self.counters, self.model_version, self.times)
-        self.health = Health(
-            self.report, models, self.eager_model, self.config.openvino.verify, lambda: watch.violations
-        )
+        self.health = Health(self.report, models, self.eager_model, self.config.openvino.verify, watch)
         self.counters.reset()
         self.times.reset()
         if self.config.openvino.tracing:
