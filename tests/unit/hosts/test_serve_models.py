@@ -19,7 +19,7 @@ for needed in ("starlette", "prometheus_client"):
 
 from torchserve_openvino.errors import ModelCallError  # noqa: E402
 from torchserve_openvino.hosts import http  # noqa: E402
-from torchserve_openvino.hosts.batcher import predictions  # noqa: E402
+from torchserve_openvino.hosts.batcher import Batcher, predictions  # noqa: E402
 from torchserve_openvino.hosts.model_settings import ModelSettings  # noqa: E402
 from torchserve_openvino.hosts.serve import routes, served_archive, unpacked_folder  # noqa: E402
 from torchserve_openvino.hosts.serve.registry import Registry  # noqa: E402
@@ -297,8 +297,13 @@ def test_a_probe_that_a_full_queue_refuses_is_no_request() -> None:
 def test_broken_json_is_refused_in_the_client_s_form_elsewhere_too() -> None:
     async def refused() -> Response:
         forwarded = http.ForwardedRequest("POST", "", "v1/embeddings", b"{", JSON, {})
-        (piece,) = [piece async for piece in predictions(None, forwarded)]  # type: ignore[arg-type]
+        (piece,) = [piece async for piece in predictions(Batcher(Idle()), forwarded)]  # type: ignore[arg-type]
         return piece
+
+    class Idle:
+        delay = 0.0
+        record = staticmethod(lambda *_: None)
+        refused = staticmethod(Response.refused)
 
     assert json.loads(asyncio.run(refused()).body)["error"]["type"] == "invalid_request_error"
 
