@@ -18,12 +18,14 @@ class Ours(tov.OpenVINOHandler, BaseHandler):
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def environment(monkeypatch: pytest.MonkeyPatch, base_model_dir: str) -> Iterator[None]:
     """Restores the variable afterwards: an upstream test turns the profiler on and leaves it on."""
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
-    # Another test may have imported its own model.py.
+    # Another test may have imported its own model.py, or left its folder in front of upstream's.
+    sys.path.insert(0, str(base_model_dir))
     monkeypatch.delitem(sys.modules, "model", raising=False)
     yield
+    sys.path.remove(str(base_model_dir))
     # Nor may it find upstream's.
     sys.modules.pop("model", None)
 

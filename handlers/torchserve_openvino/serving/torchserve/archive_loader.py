@@ -9,7 +9,7 @@ from typing import Any
 from torchserve_openvino.config.yaml_source import read_yaml
 from torchserve_openvino.report.quiet import quiet_libraries
 from torchserve_openvino.serving.loading.archive_manifest import batch_size_of, model_of
-from torchserve_openvino.serving.observation.load import without_saving
+from torchserve_openvino.serving.torchserve.calls import with_report
 
 # Prefix of the line with the report.
 RESULT = "torchserve-openvino-loaded: "
@@ -24,8 +24,10 @@ def load_handler(folder: Path) -> Any:
     Returns:
         The handler; None where the archive's handler is a plain function.
     """
-    # Imported here, so that `RESULT` can be used without TorchServe.
+    # Imported here, so that `RESULT` can be used without TorchServe and torch.
     from ts.model_loader import ModelLoaderFactory
+
+    from torchserve_openvino.serving.observation.load import without_saving
 
     model = model_of(folder)
     batch_size = 1
@@ -72,7 +74,6 @@ def main(folder: str) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     # Imported here, as in `load_handler`.
     from torchserve_openvino.serving.torchserve.base import worker_of
-    from torchserve_openvino.serving.torchserve.calls import with_report
 
     handler = load_handler(Path(folder))
     worker = worker_of(handler)
