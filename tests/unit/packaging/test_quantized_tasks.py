@@ -31,6 +31,8 @@ def packaged(task: str, folder: Path, **quantize: Any) -> "subprocess.CompletedP
     quantize = {"method": "int8_weights", "evaluation": {"data": "requests"}, "max_drop": 1.0, **quantize}
     # As few lengths as possible.
     section = {"text": {"lengths": [128]}, "audio": {"lengths": [2], "max_seconds": 2}, "quantize": quantize}
+    # Scores of random weights are large, and integers round alike only in exact arithmetic.
+    section["verify"] = {"max_abs": 0.05}
     config = {"batchSize": 1, "handler": {"openvino": section}}
     config["pt2"] = {"compile": {"enable": True, "backend": "openvino"}}
     (folder / "model-config.yaml").write_text(yaml.safe_dump(config))
@@ -39,7 +41,11 @@ def packaged(task: str, folder: Path, **quantize: Any) -> "subprocess.CompletedP
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize("task", sorted(set(SERVED) - {"zero_shot_image_classifier"}))
+# What is refused while it is packaged, with the reason.
+REFUSED = {"zero_shot_image_classifier": "quantize.keep_f32: true", "fill_mask": "torch.export can't express the model"}
+
+
+@pytest.mark.parametrize("task", sorted(set(SERVED) - set(REFUSED)))
 def test_each_task_answers_in_int8(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = packaged(task, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,9 +57,10 @@ def test_each_task_answers_in_int8(task: str, tmp_path: Path, monkeypatch: pytes
         (answer,) = worker_of(handler).run_sample(body if isinstance(body, bytes) else json.dumps(body).encode())
         answer = json.loads(answer) if isinstance(answer, (bytes, str)) else answer
         assert not isinstance(answer, dict) or "code" not in answer, answer
-    assert handler.describe_handle()["summary"]["precision"] == "int8"
+    assert handler.describe_handle()["config"]["quantized"]["method"] == "int8_weights"
 
 
-def test_a_half_in_f32_needs_its_weights(tmp_path: Path) -> None:
-    done = packaged("zero_shot_image_classifier", tmp_path)
-    assert done.returncode == 1 and "quantize.keep_f32: true" in " ".join(done.stderr.split())
+@pytest.mark.parametrize("task", sorted(REFUSED))
+def test_what_cannot_be_quantized_is_said(task: str, tmp_path: Path) -> None:
+    done = packaged(task, tmp_path)
+    assert done.returncode == 1 and REFUSED[task] in " ".join(done.stderr.split())

@@ -79,10 +79,15 @@ class AccuracyComparison:
     def _value(self, outputs: Sequence[Sequence[Tensor]]) -> float:
         if self.metric == "cosine":
             return statistics.fmean(map(_cosine, outputs, self._outputs))
-        predicted = [int(output[0].argmax(-1)) for output in outputs]
+        # An item may have several rows of classes: tokens, or labels that it is compared with.
         if self.metric == "agreement":
-            expected = [int(output[0].argmax(-1)) for output in self._outputs]
+            predicted = [number for output in outputs for number in _classes(output)]
+            expected = [number for output in self._outputs for number in _classes(output)]
         else:
+            rows = [_classes(output) for output in outputs]
+            if any(len(row) != 1 for row in rows):
+                raise PackagingError("evaluation.labels has a class for each request, and the model gives it several.")
+            predicted = [number for row in rows for number in row]
             expected = [label for label in self._labels if label is not None]
         if self.metric == "f1":
             return _macro_f1(predicted, expected)
@@ -120,6 +125,11 @@ def _answers(run: Run, samples: Sequence[CalibrationSample], *, timed: bool = Tr
                 raise PackagingError("the model returns no tensors, so that its accuracy can't be measured.")
             outputs.append([leaf.detach().clone() for leaf in leaves])
     return outputs, statistics.median(times)
+
+
+def _classes(outputs: Sequence[Tensor]) -> list[int]:
+    """Returns the class of each row of an item's first output."""
+    return [int(number) for number in outputs[0].argmax(-1).flatten().tolist()]
 
 
 def _cosine(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
