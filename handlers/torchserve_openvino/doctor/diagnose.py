@@ -1,7 +1,6 @@
 """Turns the measurements of a model into a diagnosis."""
 
 import linecache
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from torchserve_openvino.doctor.target import Target
 from torchserve_openvino.files.json_text import with_names
 from torchserve_openvino.ops import does_work, op_name, where_of
 from torchserve_openvino.ops.names import tensors_of, value_of
+from torchserve_openvino.report.records import line_of
 
 
 def diagnose(target: Target, progress: Callable[[str], None] = lambda _: None) -> Diagnosis:
@@ -209,13 +209,9 @@ def _box(node: Node, run: GraphRun, parts: Mapping[str, Any], root: Path | None)
 # --- quotes the user's source lines and shortens their paths ------------------------------------------------------
 
 
-# Behind the line, the name of the function.
-_FUNCTION = re.compile(r" \([^()]*\)$")
-
-
 def split_where(where: str) -> tuple[str, int]:
     """Splits ``file:line``, optionally followed by a function's name, into path and line; line 0 if there is none."""
-    path, _, line = _FUNCTION.sub("", where).rpartition(":")
+    path, _, line = line_of(where).rpartition(":")
     return (path, int(line)) if line.isdigit() else (where, 0)
 
 

@@ -2,8 +2,11 @@
 
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 
+# What Python's reader raises: also for a member that is encrypted, or compressed in a way that it lacks.
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 # Far above any current model; a file that claims more is damaged, or meant to fill the disk.
 MAX_BYTES = 200 * 2**30
 MAX_MEMBERS = 100_000

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -16,11 +15,9 @@ from typing import BinaryIO, Literal
 from torchserve_openvino.errors import FrontendError
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.json_text import parse_json
-from torchserve_openvino.files.zip_bounds import read_member
+from torchserve_openvino.files.zip_bounds import UNREADABLE, read_member
 from torchserve_openvino.frontend.patches import CLASSES, is_faulty, patched
 
-# What zipfile raises for damaged archives.
-_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile)
 State = Literal["faulty", "patched", "outdated", "unknown"]
 # What patches it.
 COMMAND = "torchserve-openvino frontend --patch"
@@ -49,7 +46,7 @@ class Frontend:
                 names = set(archive.namelist())
                 self._now = {name: read_member(archive, name) for name in CLASSES if name in names}
                 originals = {name: read_member(archive, _kept(name)) for name in CLASSES if _kept(name) in names}
-        except _UNREADABLE as error:
+        except (ValueError, *UNREADABLE) as error:
             raise FrontendError(f"{path} can't be read: {error}") from error
         self._original = {**self._now, **originals}
         self._is_changed = bool(originals)
@@ -158,7 +155,7 @@ class Frontend:
                     self._check_same(real.stat())
                     draft.commit()
             self._seen = _identity(real.stat())
-        except _UNREADABLE as error:
+        except (ValueError, *UNREADABLE) as error:
             raise FrontendError(f"{self.path} can't be written ({error}); do it as the user who owns it.") from error
 
     def _check_same(self, status: os.stat_result) -> None:

@@ -157,14 +157,21 @@ class Batcher:
                 # Such as the panic of a library in Rust, which is no Exception.
                 reply.end(self.refused(server_fault(error), request))
             return
-        too_long = f"a call took longer than responseTimeout ({limit:g} s)"
-        reply.end(self._unavailable(too_long, request))
+        reply.end(self._unavailable(self._too_long, request))
         # Its handler finds out that nobody waits.
         reply.gone = True
         await asyncio.wait({answering}, timeout=_GRACE_SECONDS)
         if not answering.done():
-            self._service.ended = too_long
-            logger.error("ERROR: %s", too_long)
+            self._give_up()
+
+    @property
+    def _too_long(self) -> str:
+        return f"a call took longer than responseTimeout ({self._service.timeout:g} s)"
+
+    def _give_up(self) -> None:
+        """Marks this process for replacement: a thread that hangs can't be stopped."""
+        self._service.ended = self._too_long
+        logger.error("ERROR: %s", self._too_long)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._thread is None:
@@ -179,8 +186,7 @@ class Batcher:
         self._watch = None
         if until is not None and until <= now:
             # A thread can't be stopped: the process has to be replaced, as TorchServe replaces its workers.
-            self._service.ended = f"a call took longer than responseTimeout ({self._service.timeout:g} s)"
-            logger.error("ERROR: %s", self._service.ended)
+            self._give_up()
             while self._next(0.0) is not None:
                 pass
             self._show()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,15 +17,12 @@ from torchserve_openvino.config.yaml_source import Source, openvino_section, par
 from torchserve_openvino.errors import ConfigError, ModelLoadError, PackagingError
 from torchserve_openvino.files.atomic import AtomicFile
 from torchserve_openvino.files.json_text import JsonError, parse_json, read_json_object
-from torchserve_openvino.files.zip_bounds import read_member, why_no_room, why_unbounded
+from torchserve_openvino.files.zip_bounds import UNREADABLE, read_member, why_no_room, why_unbounded
 from torchserve_openvino.serving.loading.archive_manifest import MANIFEST, QUANTIZED_MODEL, model_of, named_files
 
 # The earliest date that a zip file can store; it replaces the current time in everything that is packaged.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 EPOCH_TEXT = "01/01/1980 00:00:00"
-
-# What Python's reader raises: also for a member that is encrypted, or compressed in a way that it lacks.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
 
 def run_archiver(arguments: Sequence[str], name: str, folder: Path) -> Path:
@@ -71,7 +67,7 @@ def extract(path: Path, folder: Path) -> None:
             for info in archive.infolist():
                 _check_name(path, info)
                 archive.extract(info, folder)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise PackagingError(f"{path} cannot be read as a .mar: {error}.") from error
     if not (folder / MANIFEST).is_file():
         raise PackagingError(f"{path} has no {MANIFEST}: it was not made by torch-model-archiver.")
@@ -97,7 +93,7 @@ def read_packed_config(path: Path) -> tuple[dict[str, Any], Source]:
             model = named_files(manifest, path.parent / path.stem)
             name = model.get("configFile")
             text = read_member(archive, name).decode("utf-8") if name else ""
-    except (KeyError, ValueError, ModelLoadError, *_UNREADABLE) as error:
+    except (KeyError, ValueError, ModelLoadError, *UNREADABLE) as error:
         raise PackagingError(f"{path} cannot be read as a .mar: {error}.") from error
     return model, parse_yaml(text, str(name or path))
 

@@ -144,7 +144,7 @@ def _is_used(path: Path) -> bool:
 def _files(folder: Path) -> Iterator[Path]:
     """Yields the files that a worker reads."""
     inside = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
-    weights = next((found for whole in _WHOLE if (found := _weights(inside, whole))), None)
+    weights = next((names for whole in _WHOLE if (names := _weights(inside, whole))), None)
     if weights is None:
         raise PackagingError(
             f"--hf {folder}: no weights ({', '.join(_WHOLE)}, or one's shards and index): save_pretrained writes them."

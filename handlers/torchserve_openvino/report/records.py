@@ -1,5 +1,6 @@
 """What the tracker records: plain data, independent of how it is shown."""
 
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -73,6 +74,15 @@ class PartitionRecord:
     builds: int = 0
 
 
+# Behind the line, the name of the function.
+_FUNCTION = re.compile(r" \([^()]*\)$")
+
+
+def line_of(where: str) -> str:
+    """Returns ``file:line`` of a place that may have a function's name behind it, ``file:line (function)``."""
+    return _FUNCTION.sub("", where)
+
+
 @dataclass
 class GraphRecord:
     """One graph that Dynamo passed to the backend.
@@ -105,7 +115,7 @@ class GraphRecord:
     @property
     def line(self) -> str:
         """``file:line`` of the frame; empty if unknown."""
-        return self.where.rpartition(" (")[0] or self.where
+        return line_of(self.where)
 
     @property
     def ops_on_openvino(self) -> int:

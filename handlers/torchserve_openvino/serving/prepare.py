@@ -245,14 +245,19 @@ class Preparation:
     @property
     def _is_identified(self) -> bool:
         """Whether the model and the user's mappings can be told from others."""
-        return not self._identity.unknown and not mappings_digest(registered())[1]
+        return not self._identity.unknown and not self._mappings[1]
+
+    @functools.cached_property
+    def _mappings(self) -> tuple[str, tuple[str, ...]]:
+        """The digest of the user's mappings, and what it does not tell; libraries are read for it."""
+        return mappings_digest(registered())
 
     def _arguments(self) -> dict[str, Any]:
-        """Returns how the model is captured, and which sizes graphs leave open, JSON-safe."""
+        """Returns how the model is captured and converted, and which sizes graphs leave open, JSON-safe."""
         pt2, axes = self._context.config.pt2, self._graph.open_axes
         return {
             "backend": pt2.backend, "dynamic": pt2.dynamic, "batching": self._section.batching.mode,
-            "open_axes": axes.to_plain() if axes is not None else None,
+            "open_axes": axes.to_plain() if axes is not None else None, "mappings": self._mappings[0],
         }  # fmt: skip
 
     def _placements(

@@ -8,14 +8,13 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from torchserve_openvino.backend.runtime.build import device_capabilities, device_facts
-from torchserve_openvino.cache.identity.fingerprint import Fingerprint, mappings_digest
+from torchserve_openvino.cache.identity.fingerprint import Fingerprint
 from torchserve_openvino.cache.identity.key import graph_options, make_key
 from torchserve_openvino.cache.identity.versions import versions
 from torchserve_openvino.cache.storage.store import Store
 from torchserve_openvino.config import ResolvedOptions
 from torchserve_openvino.config.openvino.precisions import instruction_set
 from torchserve_openvino.config.options import json_safe
-from torchserve_openvino.ops.mappings import registered
 from torchserve_openvino.passes.digests import all_passes
 from torchserve_openvino.serving.shapes.warmup import Case
 
@@ -33,7 +32,7 @@ class StoredDecision(Generic[Decided]):
         store: The model's cache, which an archive may include.
         model: The fingerprint of the eager model.
         resolved: The backend's options.
-        arguments: How the model is captured, and which sizes its graphs leave open, JSON-safe.
+        arguments: How the model is captured and converted, and which sizes its graphs leave open, JSON-safe.
         cases: The calls that are compiled.
         without: OpenVINO's properties that the decision does not depend on.
         fields: What else it depends on, JSON-safe.
@@ -65,7 +64,6 @@ class StoredDecision(Generic[Decided]):
             "ov_config": {name: str(value) for name, value in config.items() if name not in without},
             "options": graph_options(json_safe(resolved.values())),
             "arguments": dict(arguments),
-            "mappings": mappings_digest(registered())[0],
             "passes": all_passes(),
             "cases": [case.to_plain() for case in cases],
             **fields,

@@ -42,7 +42,7 @@ from torchserve_openvino.ops.opaque_ops import OPAQUE_OPS
 from torchserve_openvino.passes.lists import FX_PASSES
 from torchserve_openvino.passes.manager import run_passes
 from torchserve_openvino.passes.pass_context import PassContext
-from torchserve_openvino.report.records import GraphRecord
+from torchserve_openvino.report.records import GraphRecord, line_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -273,8 +273,8 @@ class ExportedModel:
                 return outcome.binding.run(outcome.graph, leaves)
         # Counted once eager PyTorch has answered: a call that it rejects as well is no fallback.
         answer = self._settings.eager_copy.run(functools.partial(self._model, *args, **kwargs))
-        line, _, function = source_of(self._model).partition(" (")
-        where = line if function else ""
+        source = source_of(self._model)
+        where = line_of(source) if ":" in source else ""
         if self._settings.tracker.add_fallback("conversion_failed", "whole model", reason=outcome, where=where):
             logger.warning("Fallback: the whole model runs in eager PyTorch: %s", outcome)
         return answer

@@ -59,8 +59,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "quantized",  # Weights of the quantized model beside it; empty if there is none.
         "judged_by",  # Bounds that the candidates had to meet.
         "options",  # As of a call.
-        "arguments",  # How the model is captured, and which sizes are left open.
-        "mappings",  # As of a call.
+        "arguments",  # How the model is captured and converted, with the mappings, and which sizes are left open.
         "cases",  # Names, shapes, types and modes of the calls that are compiled.
         "device",
         "device_name",
@@ -73,9 +72,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "code",
         "weights",
         "partitions",  # Names and operators.
-        "options",  # As of a precision, like the next three.
+        "options",  # As of a precision, like the next two.
         "arguments",
-        "mappings",
         "cases",
         "may_leave",  # Whether the fallback policy lets partitions run in eager PyTorch.
         "device",
