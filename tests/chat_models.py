@@ -45,8 +45,8 @@ def tokenizer(*, chats: bool = True) -> Any:
     return found
 
 
-def language_model(folder: Path, kind: str = "llama", *, chats: bool = True) -> Path:
-    """Saves a model whose most probable tokens are well apart, and its tokenizer."""
+def language_model(folder: Path, kind: str = "llama", *, chats: bool = True, length: int = 512) -> Path:
+    """Saves a model of texts of ``length``, whose most probable tokens are well apart, and its tokenizer."""
     import transformers
 
     words = tokenizer(chats=chats)
@@ -55,11 +55,11 @@ def language_model(folder: Path, kind: str = "llama", *, chats: bool = True) -> 
     if kind == "llama":
         config: Any = transformers.LlamaConfig(
             hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=512, initializer_range=0.3, **common,
+            max_position_embeddings=length, initializer_range=0.3, **common,
         )  # fmt: skip
         model: Any = transformers.LlamaForCausalLM(config)
     else:
-        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": length}
         config = transformers.GPT2Config(initializer_range=0.3, **sizes, **common)
         model = transformers.GPT2LMHeadModel(config)
     model.eval().save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Batch sizes: which are compiled, how batches are split and padded, and that answers do not change."""
 
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchserve_openvino.serving.modes import Modes
+from torchserve_openvino.serving.requests import batching
 from torchserve_openvino.serving.requests.batching import CallCosts, RowRunner, bucket_sizes, split_rows
 from torchserve_openvino.serving.requests.counters import Counters
 from torchserve_openvino.serving.requests.parallel_calls import ParallelCalls
@@ -100,13 +101,14 @@ def test_calls_chosen_by_cost_hold_all_rows(rows: int, times: dict[int, float]) 
     assert sum(parts) == rows and min(parts) >= 1
 
 
-def timed_rows(answer):
+def timed_rows(answer, monkeypatch):
     """Returns a runner of a model that is slower with more rows, warmed in all sizes, and the sizes of its calls."""
-    seen = []
+    seen, now = [], [0.0]
+    monkeypatch.setattr(batching, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def model(x):
         seen.append(x.shape[0])
-        time.sleep(0.001 * x.shape[0] ** 2)
+        now[0] += 0.001 * x.shape[0] ** 2
         return answer(x)
 
     run = RowRunner(model, [1, 2, 4], ParallelCalls(), Counters())
@@ -120,15 +122,15 @@ def timed_rows(answer):
     return run, seen
 
 
-def test_calls_are_timed_and_split() -> None:
-    run, seen = timed_rows(lambda x: x * 2)
+def test_calls_are_timed_and_split(monkeypatch) -> None:
+    run, seen = timed_rows(lambda x: x * 2, monkeypatch)
     x = torch.randn(4, 2)
     assert torch.equal(run((x[:3],), {}, 3), x[:3] * 2) and max(seen) <= 2
     assert torch.equal(run((x,), {}, 4), x * 2) and max(seen) <= 2
 
 
-def test_a_model_that_asks_for_the_batch_size_is_not_split() -> None:
-    run, seen = timed_rows(lambda x: x * x.shape[0])
+def test_a_model_that_asks_for_the_batch_size_is_not_split(monkeypatch) -> None:
+    run, seen = timed_rows(lambda x: x * x.shape[0], monkeypatch)
     x = torch.randn(4, 2)
     assert torch.equal(run((x,), {}, 4), x * 4) and seen == [4]
 
