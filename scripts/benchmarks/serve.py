@@ -82,7 +82,9 @@ async def _load(url: str, body: bytes, content_type: str, clients: int, seconds:
 def _memory(group: int) -> int:
     """Returns the bytes of all processes of a group."""
     total = 0
-    for process in group_members(group):
+    # Workers of `serve` have groups of their own.
+    members = {member.pid: member for root in group_members(group) for member in (root, *root.children(recursive=True))}
+    for process in members.values():
         try:
             full = process.memory_full_info()
             total += getattr(full, "pss", full.uss)
